@@ -1,0 +1,264 @@
+"""Clock, memory peaks and the report that all GPU benchmarks share.
+
+A benchmark is a list of variants. Each one runs inside `Report.variant`, which writes the row to
+the JSON file at once, keeps the error of a variant that fails, and leaves out what no longer fits
+into the time budget: one broken variant must not cost the others.
+"""
+
+import gc
+import json
+import os
+import platform
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+GIB = 2**30
+Row = dict[str, Any]
+PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "triton")
+
+
+def synchronize() -> None:
+    """Wait for the GPU, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def free_memory() -> None:
+    """Drop dead objects and give cached blocks back to the GPU."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def reset_peaks() -> None:
+    """Let the peak counters start again from what is allocated now."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def allocated_gib() -> float | None:
+    """GiB allocated now; None on CPU, where nobody counts."""
+    return round(torch.cuda.memory_allocated() / GIB, 3) if torch.cuda.is_available() else None
+
+
+def peak_gib() -> dict[str, float | None]:
+    """Peaks since `reset_peaks`, in GiB; None on CPU."""
+    if not torch.cuda.is_available():
+        return {"peak_allocated_gib": None, "peak_reserved_gib": None}
+    return {
+        "peak_allocated_gib": round(torch.cuda.max_memory_allocated() / GIB, 3),
+        "peak_reserved_gib": round(torch.cuda.max_memory_reserved() / GIB, 3),
+    }
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    """Run `function`; return its seconds, GPU work included, and its result."""
+    synchronize()
+    start = time.perf_counter()
+    result = function()
+    synchronize()
+    return time.perf_counter() - start, result
+
+
+class PhaseClock:
+    """Exclusive time and memory peak of nested phases.
+
+    Entering a phase inside another one stops the outer clock, so seconds add up to the wall clock.
+    Peaks are reset at every border: each phase owns the peak that was reached inside it.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ["other"]
+        self._phases: dict[str, dict[str, Any]] = {}
+        self._wrapped: list[tuple[Any, str]] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was measured and start now."""
+        self._phases = defaultdict(lambda: {"seconds": 0.0, "calls": 0})
+        synchronize()
+        reset_peaks()
+        self._last = time.perf_counter()
+
+    def enter(self, phase: str) -> None:
+        """Charge the time so far to the current phase and start `phase`."""
+        self._charge()
+        self._phases[phase]["calls"] += 1
+        self._stack.append(phase)
+
+    def leave(self) -> None:
+        """Go back to the phase around the current one."""
+        self._charge()
+        self._stack.pop()
+
+    def wrap(self, owner: Any, method: str, phase: str | Callable[[], str]) -> None:
+        """Measure every call of `owner.method` as `phase`; the method belongs to its class."""
+        inner = getattr(owner, method)
+
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            self.enter(phase if isinstance(phase, str) else phase())
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self.leave()
+
+        setattr(owner, method, measured)
+        self._wrapped.append((owner, method))
+
+    def unwrap(self) -> None:
+        """Uncover the methods of the classes again."""
+        for owner, method in self._wrapped:
+            delattr(owner, method)
+        self._wrapped.clear()
+
+    def take(self) -> dict[str, dict[str, Any]]:
+        """Return the phases measured so far, and restart."""
+        self._charge()
+        phases = {
+            name: {**values, "seconds": round(values["seconds"], 4)}
+            for name, values in self._phases.items()
+        }
+        self.restart()
+        return phases
+
+    def _charge(self) -> None:
+        synchronize()
+        now = time.perf_counter()
+        phase = self._phases[self._stack[-1]]
+        phase["seconds"] += now - self._last
+        for key, peak in peak_gib().items():
+            if peak is not None:
+                phase[key] = max(phase.get(key, 0.0), peak)
+        reset_peaks()
+        self._last = now
+
+
+class Report:
+    """The JSON file of a benchmark: machine, settings, and a row for every variant."""
+
+    def __init__(self, path: Path, settings: dict[str, Any], time_budget: float) -> None:
+        self.path = path
+        self._deadline = time.perf_counter() + time_budget
+        self._start = time.perf_counter()
+        self.data: dict[str, Any] = {
+            "machine": describe_machine(),
+            "versions": {name: _version(name) for name in PACKAGES},
+            "settings": settings,
+            "rows": [],
+        }
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the file so that a reader never sees half of it."""
+        self.data["elapsed_s"] = round(time.perf_counter() - self._start, 1)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_name(self.path.name + ".tmp")
+        partial.write_text(json.dumps(self.data, indent=1, default=str) + "\n")
+        os.replace(partial, self.path)
+
+    def set(self, key: str, value: Any) -> None:
+        """Store one fact about the whole run."""
+        self.data[key] = value
+        self.flush()
+
+    def variant(
+        self, part: str, measure: Callable[[Row], None], needs: float = 5.0, **labels: Any
+    ) -> bool:
+        """Measure one variant into a row, unless fewer than `needs` seconds are left.
+
+        `measure` fills the row as it goes, so that a failure keeps what came before it; the
+        error is recorded and goes no further. Returns whether the variant succeeded.
+        """
+        row: Row = {"part": part, **labels}
+        self.data["rows"].append(row)
+        start = time.perf_counter()
+        if self._deadline - start < needs:
+            row["skipped"] = "time"
+        else:
+            try:
+                measure(row)
+            except Exception as error:
+                row["error"] = _describe(error)
+            row["wall_s"] = round(time.perf_counter() - start, 2)
+            free_memory()
+        self.flush()
+        state = row.get("error") or row.get("skipped") or "ok"
+        name = " ".join(str(value) for value in labels.values())
+        print(f"[{self.data['elapsed_s']:6.1f} s] {part}: {name}: {state[:300]}", flush=True)
+        return state == "ok"
+
+    def skip(self, part: str, reason: str, **labels: Any) -> None:
+        """Record a variant that this machine cannot run."""
+        self.data["rows"].append({"part": part, **labels, "skipped": reason})
+        self.flush()
+
+
+def describe_machine() -> dict[str, Any]:
+    """Name the device that the numbers belong to."""
+    machine: dict[str, Any] = {"cpus": os.cpu_count(), "python": platform.python_version()}
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        machine |= {
+            "device": properties.name,
+            "memory_gib": round(properties.total_memory / GIB, 1),
+            "cuda": torch.version.cuda,
+        }
+    else:
+        machine |= {"device": "cpu", "threads": torch.get_num_threads()}
+    return machine
+
+
+def measure_ceilings() -> dict[str, float]:
+    """Copy bandwidth in bytes/s (read plus written) and bf16 matrix rate in FLOP/s."""
+    on_gpu = torch.cuda.is_available()
+    device = "cuda" if on_gpu else "cpu"
+    source = torch.empty(2**30 if on_gpu else 2**24, dtype=torch.int32, device=device).random_()
+    target = torch.empty_like(source)
+    size = 8192 if on_gpu else 256
+    a, b = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
+
+    def best(function: Callable[[], Any], repeats: int = 10) -> float:
+        function()
+        return min(timed(function)[0] for _ in range(repeats))
+
+    return {
+        "copy_bytes_per_s": 2 * source.nbytes / best(lambda: target.copy_(source)),
+        "bf16_matmul_flop_per_s": 2 * size**3 / best(lambda: a @ b),
+    }
+
+
+def print_table(rows: list[dict[str, Any]], columns: list[str]) -> None:
+    """Print rows as aligned columns; a missing value is a dash."""
+    cells = [columns] + [[_cell(row.get(column)) for column in columns] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    for line in cells:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+    return str(value)[:60]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _describe(error: Exception) -> str:
+    """Type, message and the innermost frames: enough to mend a run that cannot be repeated."""
+    frames = traceback.extract_tb(error.__traceback__)[-4:]
+    where = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(frames))
+    return f"{type(error).__name__}: {str(error)[:600]} [{where}]"

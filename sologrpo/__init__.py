@@ -1,0 +1,1 @@
+"""SoloGRPO: GRPO training on one GPU, on top of TRL."""

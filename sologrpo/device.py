@@ -1,0 +1,44 @@
+"""The device: which one, which number format is fast on it, and the allocator on CPU."""
+
+import ctypes
+import platform
+
+import torch
+
+# Numbers of glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+
+
+def fast_dtype() -> torch.dtype:
+    """The number format that this device multiplies natively and that trains well.
+
+    bf16 on cards since Ampere and on CPUs with AVX512-BF16 or AMX, fp16 on older cards, fp32 on
+    other CPUs, where emulated bf16 was measured 7 to 400 times slower (docs/LOG.md).
+    """
+    if torch.cuda.is_available():
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if native else torch.float16
+    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+
+
+def describe_device() -> str:
+    """Name the device in one line."""
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def reuse_freed_memory_on_cpu() -> None:
+    """Tell glibc to keep freed memory instead of handing it back to the kernel.
+
+    A training step on CPU allocates and frees the same gigabytes again and again; by default each
+    large block is mapped anew and its pages are zeroed by the kernel, which was a third of the
+    CPU time (docs/LOG.md). No effect on a GPU, and none where there is no glibc.
+    """
+    if torch.cuda.is_available() or platform.libc_ver()[0] != "glibc":
+        return
+    mallopt = ctypes.CDLL("libc.so.6").mallopt
+    mallopt(_M_MMAP_MAX, 0)
+    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    mallopt(_M_TOP_PAD, 256 * 2**20)

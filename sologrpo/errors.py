@@ -1,0 +1,29 @@
+"""Bad input ends in one clear line that says what to write instead, never in a traceback."""
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+
+
+class InputError(ValueError):
+    """The user's input cannot work; the message is one line and names the mend."""
+
+
+def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
+    """Wrap a script's `main`: an `InputError` prints its line and exits with 2.
+
+    Any other exception is a defect or the machine's failure and keeps its traceback.
+    `--traceback` on the command line keeps the traceback of an `InputError` too.
+    """
+
+    @wraps(main)
+    def wrapped() -> None:
+        try:
+            main()
+        except InputError as error:
+            if "--traceback" in sys.argv:
+                raise
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+
+    return wrapped

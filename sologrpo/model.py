@@ -1,0 +1,137 @@
+"""Model: tokenizer, 4-bit policy, LoRA adapter, device and dtype."""
+
+import logging
+from typing import Any
+
+import bitsandbytes as bnb
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from trl import ModelConfig, get_quantization_config
+
+from sologrpo.device import describe_device, fast_dtype
+from sologrpo.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+
+def pick_dtype(requested: str | None = "auto") -> torch.dtype:
+    """Choose the dtype of the frozen weights and of the 4-bit computation."""
+    if requested in (None, "auto"):
+        return fast_dtype()
+    return getattr(torch, str(requested))  # type: ignore[no-any-return]
+
+
+def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """Load the tokenizer, padding on the left, with a pad token that does not end a text.
+
+    Raises:
+        InputError: if there is no such model.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            name_or_path, trust_remote_code=trust_remote_code, padding_side="left"
+        )
+    except (OSError, ValueError) as error:
+        raise _cannot_load(name_or_path, error) from error
+    if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
+        tokenizer.pad_token = _spare_token(tokenizer)
+    return tokenizer
+
+
+# Reserved tokens that model families ship and never use in a text. Taking one of them as padding
+# keeps the end-of-text token meaningful and needs no new row in the embedding.
+_RESERVED_PAD_TOKENS = (
+    "<|finetune_right_pad_id|>",  # Llama 3.1 and later
+    "<|endoftext|>",  # Qwen, SmolLM2, where it is not the end of a chat turn
+    "<|reserved_special_token_0|>",  # Llama 3
+    "<pad>",
+)
+
+
+def _spare_token(tokenizer: PreTrainedTokenizerBase) -> str:
+    vocabulary = tokenizer.get_vocab()
+    for token in (*_RESERVED_PAD_TOKENS, tokenizer.unk_token):
+        if token in vocabulary and token != tokenizer.eos_token:
+            return str(token)
+    return str(tokenizer.eos_token)
+
+
+def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Load the frozen weights, in 4-bit NF4 if `load_in_4bit`.
+
+    Raises:
+        InputError: if there is no such model, or it does not fit into the device's memory.
+    """
+    dtype = pick_dtype(model_args.dtype)
+    # TRL hands `dtype` on as the 4-bit compute dtype, which must be a real dtype, not "auto".
+    model_args.dtype = str(dtype).removeprefix("torch.")
+    device: Any = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            model_args.model_name_or_path,
+            revision=model_args.model_revision,
+            dtype=dtype,
+            attn_implementation=model_args.attn_implementation,
+            quantization_config=get_quantization_config(model_args),
+            device_map={"": device},
+            trust_remote_code=trust_remote_code,
+        )
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f"{model_args.model_name_or_path} does not fit into memory ({describe_device()}): "
+            "use load_in_4bit: true or a smaller model"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise _cannot_load(str(model_args.model_name_or_path), error) from error
+    keep_nf4_trainable(model)
+    return model
+
+
+def _cannot_load(name_or_path: str, error: BaseException) -> InputError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return InputError(
+        f"cannot load model {name_or_path!r}: {reason} A local folder works without a hub, "
+        "e.g. models/SmolLM2-135M-Instruct, which `make model` fetches"
+    )
+
+
+def keep_nf4_trainable(model: torch.nn.Module) -> None:
+    """Keep bitsandbytes from repacking NF4 weights for CPU inference.
+
+    On CPUs with AVX512-BF16, the first forward in eval mode (bitsandbytes 0.50,
+    `Linear4bit.forward`) repacks the weights in place for a kernel that has no backward, and
+    nothing unpacks them: gradients and a later merge come out wrong. A rollout or a validation
+    before the first training step is enough. This turns that kernel off; other devices are not
+    affected.
+    """
+    for module in model.modules():
+        if isinstance(module, bnb.nn.Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+
+
+def keep_trainable_in_fp32(model: torch.nn.Module) -> None:
+    """Cast the trainable parameters to fp32.
+
+    TRL 1.16 (grpo_trainer.py:537-541) casts the adapter of a quantised model to bf16, and the
+    optimizer then steps on bf16 weights: an update below 1/256 of a weight is rounded away, so at
+    a learning rate of 1e-6 about 1 % of the elements move. fp32 costs 4 bytes a parameter, some
+    80 MB for rank 8 on an 8B model.
+    """
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def count_parameters(model: torch.nn.Module) -> tuple[int, int]:
+    """Count (trainable, all) parameters; a 4-bit weight counts as the weights that it stores."""
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    total = sum(
+        p.numel() * (2 * p.element_size() if isinstance(p, bnb.nn.Params4bit) else 1)
+        for p in model.parameters()
+    )
+    return trainable, total

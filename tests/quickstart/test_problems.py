@@ -1,0 +1,209 @@
+"""The word problems: right answers, and two splits with nothing in common."""
+
+import json
+import re
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from quickstart import problems
+from quickstart.problems import ONE_STEP, OPERATIONS, TEMPLATES, TWO_STEP, Problem, Split, generate
+from quickstart.templates import CONTAINERS, PEOPLE, THINGS
+
+FOLDER = Path(problems.__file__).parent
+SPLITS: tuple[Split, Split] = ("train", "test")
+SHIPPED = {split: FOLDER / f"{split}.jsonl" for split in SPLITS}
+CALCULATION = re.compile(r"(\d+) ([-+*/]) (\d+) = <<(\d+)([-+*/])(\d+)=(\d+)>>(\d+)")
+
+
+def read(split: Split) -> list[Problem]:
+    return [json.loads(line) for line in SHIPPED[split].read_text().splitlines()]
+
+
+def numbers(question: str) -> tuple[int, ...]:
+    return tuple(sorted(int(number) for number in re.findall(r"\d+", question)))
+
+
+def pattern(question: str) -> re.Pattern[str]:
+    """Return an expression that matches every question that a template can give."""
+    people = "|".join(person.name for person in PEOPLE)
+    words = {
+        "name": people,
+        "other": people,
+        "she": "she|he",
+        "She": "She|He",
+        "her": "her|him",
+        "possessive": "her|his",
+        "thing": "|".join(thing.singular for thing in THINGS),
+        "things": "|".join(thing.plural for thing in THINGS),
+        "box": "|".join(container.singular for container in CONTAINERS),
+        "boxes": "|".join(container.plural for container in CONTAINERS),
+    } | dict.fromkeys("abc", r"\d+")
+    pieces = re.split(r"{(\w+)}", question)
+    return re.compile(
+        "".join(
+            f"(?:{words[piece]})" if index % 2 else re.escape(piece)
+            for index, piece in enumerate(pieces)
+        )
+    )
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_shipped_file_is_what_the_generator_writes(tmp_path: Path, split: Split) -> None:
+    problems.main(["--out", str(tmp_path)])
+    assert (tmp_path / f"{split}.jsonl").read_bytes() == SHIPPED[split].read_bytes()
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_schema(split: Split) -> None:
+    for row in read(split):
+        assert list(row) == ["question", "answer", "kind"]
+        assert all(type(value) is str for value in row.values())
+        assert row["question"].endswith("?")
+        assert not re.search(r"[{}]|  |\b[01] ", row["question"])
+        assert len(row["question"].split()) <= (30 if row["kind"] in ONE_STEP else 45)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_arithmetic(split: Split) -> None:
+    for row in read(split):
+        *lines, last = row["answer"].split("\n")
+        operators = OPERATIONS[row["kind"]]
+        left_over = list(numbers(row["question"]))
+        previous = None
+        for line, operator in zip(lines, operators, strict=True):
+            (found,) = CALCULATION.findall(line)
+            assert found[:3] == found[3:6]
+            assert found[1] == operator
+            a, b, result = int(found[0]), int(found[2]), int(found[6])
+            assert {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[operator] == result > 0
+            assert found[7] == found[6]
+            if previous is None:
+                left_over.remove(a)
+            else:
+                assert a == previous
+            left_over.remove(b)
+            previous = result
+        assert left_over == [], "every number of the question is used once"
+        assert last == f"#### {previous}"
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_questions_come_from_the_templates_of_their_split_only(split: Split) -> None:
+    other = SPLITS[1 - SPLITS.index(split)]
+    foreign = [pattern(t[0]) for templates in TEMPLATES[other].values() for t in templates]
+    own = {
+        kind: [pattern(template[0]) for template in templates]
+        for kind, templates in TEMPLATES[split].items()
+    }
+    used: dict[str, set[int]] = {kind: set() for kind in own}
+    for row in read(split):
+        question, kind = row["question"], row["kind"]
+        matches = [i for i, p in enumerate(own[kind]) if p.fullmatch(question)]
+        assert len(matches) == 1, question
+        used[kind].update(matches)
+        assert not any(p.fullmatch(question) for p in foreign), question
+    assert {kind: len(indices) for kind, indices in used.items()} == {
+        kind: len(patterns) for kind, patterns in own.items()
+    }
+
+
+def test_no_sentence_of_a_test_template_is_in_training() -> None:
+    def sentences(split: Split) -> set[str]:
+        questions = [t[0] for templates in TEMPLATES[split].values() for t in templates]
+        return {s for question in questions for s in re.split(r"(?<=[.?]) ", question)}
+
+    assert not sentences("train") & sentences("test")
+
+
+def test_shipped_splits_share_no_numbers_and_no_question() -> None:
+    train, test = read("train"), read("test")
+    keys = {(row["kind"], numbers(row["question"])) for row in train}
+    assert not [row for row in test if (row["kind"], numbers(row["question"])) in keys]
+    questions = [row["question"] for row in train + test]
+    assert len(set(questions)) == len(questions)
+
+
+def test_splits_of_different_seeds_and_ranges_share_no_numbers() -> None:
+    train = [
+        row for seed in range(3) for row in generate("train", 300, seed, max_number=20 + 10 * seed)
+    ]
+    keys = {(row["kind"], numbers(row["question"])) for row in train}
+    for seed in range(3, 6):
+        for row in generate("test", 200, seed, max_number=50):
+            assert (row["kind"], numbers(row["question"])) not in keys
+
+
+def test_numbers_keep_their_split_in_any_order() -> None:
+    for a in range(2, 21):
+        for b in range(2, 21):
+            assert problems.split_of("add", (a, b)) == problems.split_of("add", (b, a))
+
+
+def test_balance() -> None:
+    train = Counter(row["kind"] for row in read("train"))
+    assert train == dict.fromkeys(ONE_STEP, 400) | dict.fromkeys(TWO_STEP, 100)
+    test = Counter(row["kind"] for row in read("test"))
+    assert test == dict.fromkeys(ONE_STEP, 80) | dict.fromkeys(TWO_STEP, 20)
+    uneven = Counter(row["kind"] for row in generate("train", 42, two_step_share=0))
+    assert sorted(uneven.values()) == [10, 10, 11, 11]
+    assert {row["kind"] for row in generate("test", 40, two_step_share=1)} == set(TWO_STEP)
+
+
+def test_kinds_are_mixed() -> None:
+    kinds = [row["kind"] for row in generate("test", 400)]
+    changes = sum(a != b for a, b in pairwise(kinds))
+    assert changes > 300
+
+
+def test_nouns_do_not_hint_at_the_operation() -> None:
+    seen: dict[str, set[str]] = {kind: set() for kind in OPERATIONS}
+    nouns = {thing.plural for thing in THINGS}
+    for row in generate("train", 4000, two_step_share=0.5):
+        seen[row["kind"]] |= nouns & set(re.findall(r"\w+", row["question"]))
+    assert all(words == nouns for words in seen.values())
+
+
+def test_seeds() -> None:
+    assert generate("train", 50, 1) == generate("train", 50, 1)
+    assert generate("train", 50, 1) != generate("train", 50, 2)
+    assert generate("train", 0) == []
+
+
+def test_largest_number() -> None:
+    for row in generate("train", 200, max_number=7):
+        if not re.search(r"[/]", row["answer"]):
+            assert max(numbers(row["question"])) <= 7
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n": -1}, "number of problems"),
+        ({"max_number": 1}, "max_number must be at least 2"),
+        ({"two_step_share": 1.5}, "two_step_share must be from 0 to 1"),
+        (
+            {"n": 1_000, "max_number": 2},
+            r"found only \d+ different train problems of kind 'subtract'",
+        ),
+    ],
+)
+def test_impossible_settings(settings: dict[str, int | float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        generate("train", **({"n": 10} | settings))  # type: ignore[arg-type]
+
+
+def test_unknown_split() -> None:
+    with pytest.raises(ValueError, match="'train' or 'test', not 'valid'"):
+        generate("valid", 10)  # type: ignore[arg-type]
+
+
+def test_command_reports_impossible_settings_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        problems.main(["--out", str(tmp_path), "--max_number", "1"])
+    assert "max_number must be at least 2" in capsys.readouterr().err.splitlines()[-1]
+    assert not list(tmp_path.iterdir())

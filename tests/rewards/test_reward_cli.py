@@ -1,0 +1,93 @@
+"""``python -m rewards``: what a user types to debug a reward."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rewards import REWARDS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments, stdin=""):
+    return subprocess.run(
+        [sys.executable, "-m", "rewards", *arguments],
+        input=stdin.encode("utf-8", errors="surrogateescape"),
+        capture_output=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+
+
+def table(result):
+    """The printed lines as {name: rest}."""
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.decode().splitlines()
+    return {name.strip(): rest.strip() for name, _, rest in (x.partition("  ") for x in lines)}
+
+
+@pytest.mark.parametrize("arguments", [[], ["list"]])
+def test_lists_every_reward_with_one_line(arguments):
+    listed = table(run(*arguments))
+    assert list(listed) == list(REWARDS)
+    assert all(listed.values())
+
+
+def test_scores_an_argument():
+    scores = table(run("score", "--gold", "1,200", "<answer>$1200</answer> Bye."))
+    assert scores["strict_format"] == "-1"
+    assert scores["trailing_text"] == "-0.5"
+    assert scores["answer_correctness"] == "+1"
+    assert scores["gsm8k_weighted"] == "+1"
+    assert scores["extracted answer"] == "1200"
+    assert scores["verdict"] == "right: 1200 is the gold answer"
+    assert "token" in scores["completion_length"]
+
+
+def test_scores_standard_input_with_any_bytes():
+    scores = table(run("score", "--gold", "-5", stdin="<answer>-5</answer>\udcff\udcfe"))
+    assert scores["answer_correctness"] == "+1"
+
+
+def test_scores_a_file(tmp_path):
+    path = tmp_path / "completion.txt"
+    path.write_text("so \\boxed{5}")
+    arguments = ["score", "--gold", "#### 5", "--prompt_format", "boxed", "--file", str(path)]
+    scores = table(run(*arguments))
+    assert scores["boxed_correctness"] == "+1"
+    assert scores["verdict"].startswith("right")
+
+
+def test_says_why_an_answer_is_wrong():
+    scores = table(run("score", "--gold", "18", "The answer is 18."))
+    assert scores["verdict"] == "wrong: no complete <answer> element outside the reasoning"
+    assert scores["extracted answer"] == "None"
+    assert scores["last number"].startswith("right")
+
+
+def test_scores_a_users_own_reward():
+    scores = table(run("score", "--gold", "18", "--reward", "rewards.format:strict_format", "18"))
+    assert scores["rewards.format:strict_format"] == "-1"
+    assert "trailing_text" not in scores
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["scoer"], "scoer"),
+        (["score", "x"], "--gold"),
+        (["score", "--gold", "x", "text"], "gold answer is no integer"),
+        (["score", "--gold", "18", "--prompt_format", "json", "x"], "json"),
+        (["score", "--gold", "18", "--reward", "strict_fromat", "x"], "strict_format"),
+        (["score", "--gold", "18", "--file", "/no/such/file"], "/no/such/file"),
+        (["score", "--gold", "18", "--file", "f", "text"], "not both"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(arguments, message):
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == b""
+    assert len(result.stderr.decode().splitlines()) == 1
+    assert message in result.stderr.decode()

@@ -1,0 +1,207 @@
+"""What TRL expects of every reward, and what each reward pays."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from rewards import REWARDS, load_rewards
+from rewards.completions import text_of
+from rewards.correctness import answer_correctness, boxed_correctness, gsm8k_weighted
+from rewards.length import completion_length, reasoning_length
+
+GOOD = "<thinking>\n9 * 2 = 18\n</thinking>\n<answer>\n18\n</answer>"
+TEXTS = [GOOD, "18", "<answer>18</answer> Bye.", r"\boxed{18}", "", "\ud800"]
+GOLDS = ["#### 18"] * len(TEXTS)
+IDS = [[7] * 60] * len(TEXTS)
+
+
+def call(reward, completions, **columns):
+    """Call a reward as TRL's GRPOTrainer does."""
+    count = len(completions)
+    return reward(
+        prompts=["question"] * count,
+        completions=completions,
+        completion_ids=[[7] * 60] * count,
+        trainer_state=None,
+        log_extra=lambda column, values: None,
+        log_metric=lambda name, value: None,
+        **{"answer": ["#### 18"] * count, "prompt_format": ["xml"] * count, **columns},
+    )
+
+
+def as_chat(text):
+    return [{"role": "assistant", "content": text}]
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_chat_and_text_score_alike(name):
+    reward = REWARDS[name]
+    scores = call(reward, TEXTS)
+    assert len(scores) == len(TEXTS)
+    assert all(isinstance(score, float) for score in scores)
+    assert call(reward, [as_chat(text) for text in TEXTS]) == scores
+    parts = [[{"role": "assistant", "content": [{"type": "text", "text": t}]}] for t in TEXTS]
+    assert call(reward, parts) == scores
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_prompt_format_may_be_a_name_or_a_column(name):
+    reward = REWARDS[name]
+    for prompt_format in ("xml", "r1_zero", "boxed"):
+        one = call(reward, TEXTS, prompt_format=prompt_format)
+        assert one == call(reward, TEXTS, prompt_format=[prompt_format] * len(TEXTS))
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_an_empty_batch(name):
+    assert call(REWARDS[name], []) == []
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_rewards_are_picklable(name):
+    assert pickle.loads(pickle.dumps(REWARDS[name])) is REWARDS[name]
+
+
+@pytest.mark.parametrize("reward", [answer_correctness, boxed_correctness, gsm8k_weighted])
+def test_no_score_without_a_usable_gold(reward):
+    assert reward(["<answer>18</answer>", "18"], ["18", "#### x"]) == [None, None]
+    assert reward([GOOD, r"\boxed{18}"], ["nothing", "#### 18"])[0] is None
+
+
+@pytest.mark.parametrize("reward", [answer_correctness, boxed_correctness, gsm8k_weighted])
+def test_columns_of_another_length_are_an_error(reward):
+    with pytest.raises(ValueError, match="zip"):
+        reward([GOOD, GOOD], ["#### 18"])
+
+
+@pytest.mark.parametrize("reward", [completion_length, reasoning_length])
+def test_token_ids_of_another_length_are_an_error(reward):
+    with pytest.raises(ValueError, match="zip"):
+        reward([GOOD, GOOD], completion_ids=[[7]])
+
+
+def test_prompt_formats_of_another_length_are_an_error():
+    with pytest.raises(ValueError, match="zip"):
+        answer_correctness([GOOD, GOOD], ["#### 18"] * 2, prompt_format=["xml"])
+
+
+def test_an_unknown_prompt_format_is_not_taken_for_a_missing_gold():
+    with pytest.raises(ValueError, match="prompt_format"):
+        answer_correctness([GOOD], ["#### 18"], prompt_format="json")
+
+
+@pytest.mark.parametrize(
+    ("completion", "text"),
+    [
+        ("18", "18"),
+        ([], ""),
+        (as_chat("18"), "18"),
+        ([{"role": "assistant", "content": "17"}, {"role": "assistant", "content": "18"}], "18"),
+        ([{"role": "assistant", "content": None, "tool_calls": []}], ""),
+        ([{"role": "assistant"}], ""),
+        ([{"content": [{"type": "text", "text": "1"}, {"type": "text", "text": "8"}]}], "18"),
+        ([{"content": [{"type": "image"}, {"type": "text", "text": "18"}]}], "18"),
+        ([{"content": []}], ""),
+    ],
+)
+def test_text_of(completion, text):
+    assert text_of(completion) == text
+
+
+# --- what each reward pays ----------------------------------------------------------------------
+
+
+def test_answer_correctness_follows_the_column_of_formats():
+    completions = ["<answer>18</answer>", "a </think> <answer>18</answer>", r"\boxed{18}"]
+    formats = ["xml", "r1_zero", "boxed"]
+    golds = ["#### 18"] * 3
+    assert answer_correctness(completions, golds, prompt_format=formats) == [1.0, 1.0, 1.0]
+    assert answer_correctness(completions, golds, prompt_format="boxed") == [0.0, 0.0, 1.0]
+
+
+def test_boxed_correctness_ignores_the_column_of_formats():
+    assert boxed_correctness([r"\boxed{18}"], ["#### 18"], prompt_format=["xml"]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("completion", "prompt_format", "score"),
+    [
+        ("so </think> <answer>18</answer>", "r1_zero", 1.0),
+        ("so </think> <answer>17</answer>", "r1_zero", 0.2),
+        ("so </think> \\boxed{18}", "r1_zero", 1.0),
+        ("so </think> \\boxed{17}", "r1_zero", 0.2),
+        ("so </think> 18", "r1_zero", 0.1),
+        ("so 18", "r1_zero", 0.1),
+        ("so \\boxed{18}", "r1_zero", 0.1),
+        ("so <answer>18</answer>", "r1_zero", 0.1),
+        ("so <answer>18</answer>", "xml", 1.0),
+        ("so <answer>18</answer>", "boxed", 0.1),
+        ("so \\boxed{18}", "boxed", 1.0),
+        ("so \\boxed{18}", "xml", 1.0),
+        ("<answer>18</answer> \\boxed{17}", "xml", 1.0),
+        ("<answer>18</answer><answer>17</answer>", "xml", 0.2),
+        ("no idea", "r1_zero", 0.0),
+        ("", "xml", 0.0),
+    ],
+)
+def test_gsm8k_weighted(completion, prompt_format, score):
+    scores = gsm8k_weighted([completion], ["#### 18"], prompt_format=prompt_format)
+    assert scores == pytest.approx([score])
+
+
+def test_gsm8k_weighted_reports_its_parts():
+    logged = {}
+    completions = ["<answer>18</answer>", "<answer>17</answer>", "18", "x", "18"]
+    golds = ["#### 18"] * 4 + ["no gold"]
+    gsm8k_weighted(completions, golds, log_metric=logged.__setitem__)
+    assert logged == {"gsm8k_weighted/format": 0.625, "gsm8k_weighted/answer": 0.25}
+    logged.clear()
+    gsm8k_weighted(["18"], ["no gold"], log_metric=logged.__setitem__)
+    assert not logged
+
+
+def test_completion_length_counts_tokens():
+    ids = [[], [7] * 10, [7] * 11]
+    scores = completion_length(["long " * 99] * 3, completion_ids=ids, max_tokens=10, penalty=0.25)
+    assert scores == [0.0, 0.0, -0.25]
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt_format", "enough"),
+    [
+        ("<thinking>" + "word " * 50 + "</thinking><answer>18</answer>", "xml", True),
+        ("<answer>18</answer>", "xml", False),
+        ("word " * 50 + "<answer>18</answer>", "xml", False),
+        ("<thinking>" + " " * 500 + "</thinking>" + "<answer>18</answer>" * 20, "xml", False),
+        ("word " * 50 + "</think> <answer>18</answer>", "r1_zero", True),
+        ("</think>" + "<answer>18</answer>" * 20, "r1_zero", False),
+        ("word " * 50 + "\\boxed{18}", "boxed", True),
+        ("\\boxed{18}" + " word" * 50, "boxed", False),
+        ("", "xml", False),
+    ],
+)
+def test_reasoning_length(text, prompt_format, enough):
+    scores = reasoning_length(
+        [text], completion_ids=[[7] * 100], prompt_format=prompt_format, min_tokens=60, penalty=0.5
+    )
+    assert scores == [0.0 if enough else -0.5]
+
+
+def test_importing_rewards_imports_nothing_heavy():
+    code = (
+        "import sys, rewards, rewards.__main__\n"
+        "heavy = {'torch', 'trl', 'numpy', 'transformers', 'datasets', 'sologrpo'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_recipe_of_the_notebook_scores_a_good_completion_best():
+    names = ["strict_format", "trailing_text", "integer_answer", "answer_correctness"]
+    totals = [
+        sum(scores) for scores in zip(*(call(r, TEXTS) for r in load_rewards(names)), strict=True)
+    ]
+    assert totals[0] == 3.0
+    assert max(totals[1:]) < 3.0

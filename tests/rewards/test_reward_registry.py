@@ -1,0 +1,123 @@
+"""Rewards named in a config: built in, with parameters, or a user's own."""
+
+import asyncio
+import inspect
+import pickle
+
+import pytest
+
+from rewards import REWARDS, load_reward, load_rewards
+
+OWN = """
+GREETING = "hello"
+
+def my_reward(completions, bonus=1.0, **kwargs):
+    return [bonus * len(text) for text in completions]
+
+async def my_async_reward(completions, bonus=1.0, **kwargs):
+    return [bonus for _ in completions]
+
+class Judge:
+    def __call__(self, completions, **kwargs):
+        return [0.5 for _ in completions]
+
+my_judge = Judge()
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "own_rewards.py").write_text(OWN)
+    (tmp_path / "broken_rewards.py").write_text("def x(:\n")
+    (tmp_path / "missing_rewards.py").write_text("import no_such_package_anywhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_names_and_order():
+    names = ["integer_answer", "strict_format"]
+    assert load_rewards(names) == [REWARDS["integer_answer"], REWARDS["strict_format"]]
+    assert load_rewards([]) == []
+
+
+def test_parameters():
+    spec = {"completion_length": {"max_tokens": 2, "penalty": 3}}
+    (reward,) = load_rewards([spec])
+    assert reward.__name__ == "completion_length"
+    assert reward([""] * 2, completion_ids=[[7] * 2, [7] * 3]) == [0.0, -3]
+    again = pickle.loads(pickle.dumps(reward))
+    assert again.__name__ == "completion_length"
+    assert again([""], completion_ids=[[7] * 3]) == [-3]
+
+
+@pytest.mark.parametrize("spec", [{"strict_format": None}, {"strict_format": {}}])
+def test_no_parameters(spec):
+    assert load_reward(spec) is REWARDS["strict_format"]
+
+
+def test_a_users_own_reward():
+    plain, judge = load_rewards(["own_rewards:my_reward", "own_rewards:my_judge"])
+    assert plain(["abc"]) == [3.0]
+    assert judge(["abc"]) == [0.5]
+    weighted = load_reward({"own_rewards:my_reward": {"bonus": 2}})
+    assert weighted.__name__ == "my_reward"
+    assert weighted(["abc"]) == [6]
+
+
+def test_an_async_reward_stays_async():
+    for spec in ("own_rewards:my_async_reward", {"own_rewards:my_async_reward": {"bonus": 2}}):
+        reward = load_reward(spec)
+        assert inspect.iscoroutinefunction(reward)
+        assert asyncio.run(reward(["abc"])) in ([1.0], [2])
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("strict_fromat", "did you mean 'strict_format'"),
+        ("strict_fromat", "python -m rewards"),
+        ("qwertyuiop", "unknown reward 'qwertyuiop'"),
+        ("", "unknown reward"),
+        ("no_such_module:reward", "cannot import 'no_such_module'"),
+        ("broken_rewards:x", "SyntaxError"),
+        ("missing_rewards:x", "no_such_package_anywhere"),
+        (":x", "cannot import ''"),
+        ("own_rewards:my_rewrad", "did you mean 'my_reward'"),
+        ("own_rewards:", "has no ''"),
+        ("own_rewards:GREETING", "is a str, not a function"),
+        ({"completion_length": {"max_token": 1}}, "no parameter 'max_token'; it takes: max_tokens"),
+        ({"completion_length": {"completions": []}}, "no parameter 'completions'"),
+        ({"completion_length": {"max_tokens": "many"}}, "max_tokens must be a number"),
+        ({"completion_length": {"max_tokens": True}}, "max_tokens must be a number"),
+        ({"strict_format": {"weight": 2}}, "it takes: none"),
+        ({"own_rewards:my_reward": {"bnous": 2}}, "it takes: bonus"),
+        ({"strict_format": 3}, "a reward is a name or"),
+        ({"a": {}, "b": {}}, "a reward is a name or"),
+        ({}, "a reward is a name or"),
+        (3, "a reward is a name or"),
+        (None, "a reward is a name or"),
+    ],
+)
+def test_mistakes_are_one_line(spec, message):
+    with pytest.raises(ValueError, match="") as error:
+        load_rewards([spec])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("specs", ["strict_format", {"strict_format": {}}])
+def test_the_list_must_be_a_list(specs):
+    with pytest.raises(ValueError, match="must be a list"):
+        load_rewards(specs)
+
+
+def test_a_name_listed_twice():
+    with pytest.raises(ValueError, match="listed twice"):
+        load_rewards(["strict_format", {"strict_format": {}}])
+
+
+def test_every_reward_says_what_it_scores():
+    for reward in REWARDS.values():
+        first, *rest = inspect.getdoc(reward).splitlines()
+        assert len(first) < 100
+        assert any(line.startswith(">>>") for line in rest)
+        assert any("Source:" in line or "recipe" in line for line in [first, *rest])

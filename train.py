@@ -1,0 +1,75 @@
+"""Train a LoRA adapter with GRPO: `accelerate launch train.py --config configs/quickstart.yaml`.
+
+Reads in the order that the data flows:
+config -> run directory -> data -> model -> rewards -> trainer -> train -> adapter -> summary.
+"""
+
+import logging
+from pathlib import Path
+
+from rich.console import Console
+from transformers import PrinterCallback, ProgressCallback
+from trl import GRPOTrainer, get_peft_config
+
+from rewards import load_rewards
+from sologrpo.callbacks import ConsoleLog, MetricsFile
+from sologrpo.config import ADAPTER, parse_config
+from sologrpo.data import load_train_and_validation
+from sologrpo.device import reuse_freed_memory_on_cpu
+from sologrpo.errors import InputError, one_line_errors
+from sologrpo.model import load_base_model, load_tokenizer
+from sologrpo.plan import print_plan
+from sologrpo.report import write_report
+from sologrpo.run import open_run_directory, save_run_description
+from sologrpo.trainer import SoloGRPOTrainer
+
+
+@one_line_errors
+def main() -> None:
+    """Run the stages of training."""
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    reuse_freed_memory_on_cpu()
+    run, args, model_args = parse_config()
+    console = Console(quiet=args.process_index != 0)
+
+    # Everything that can be wrong in the input is found before the run directory is made.
+    try:
+        reward_funcs = load_rewards(run.rewards)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    tokenizer = load_tokenizer(model_args.model_name_or_path, args.trust_remote_code)
+    train_dataset, validation_dataset = load_train_and_validation(run, tokenizer, args.seed)
+    print_plan(console, run, args, model_args, train_dataset, tokenizer)
+    if run.dry_run:
+        return
+
+    checkpoint = open_run_directory(run, args)
+    model = load_base_model(model_args, args.trust_remote_code)
+    save_run_description(run, args, model_args)
+
+    trainer_class = SoloGRPOTrainer if run.trainer == "solo" else GRPOTrainer
+    trainer = trainer_class(
+        model=model,
+        reward_funcs=reward_funcs,
+        args=args,
+        train_dataset=train_dataset,
+        eval_dataset=validation_dataset,
+        processing_class=tokenizer,
+        peft_config=get_peft_config(model_args),
+        callbacks=[MetricsFile(), ConsoleLog(console)],
+    )
+    trainer.remove_callback(PrinterCallback)  # prints each log as a dictionary
+    trainer.remove_callback(ProgressCallback)
+
+    trainer.train(resume_from_checkpoint=checkpoint)
+
+    adapter = Path(args.output_dir) / ADAPTER
+    trainer.save_model(str(adapter))
+    if trainer.is_world_process_zero():
+        report = write_report(Path(args.output_dir))
+        console.print(f"adapter  {adapter}\nreport   {report}")
+        console.print(f"next     python evaluate.py --run {args.output_dir}")
+
+
+if __name__ == "__main__":
+    main()
