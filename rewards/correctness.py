@@ -39,11 +39,11 @@ def answer_correctness(
 def boxed_correctness(
     completions: list[Completion], answer: Sequence[str], **kwargs: Any
 ) -> Scores:
-    """1 if the last ``\\\\boxed{…}`` equals the gold answer, else 0; None without a usable gold.
+    r"""1 if the last ``\boxed{...}`` equals the gold answer, else 0; None without a usable gold.
 
     Source: `rewards.grading.is_correct`, under the rules of the ``boxed`` format.
 
-    >>> boxed_correctness([r"9 * 2 = \\boxed{18}", "18"], ["#### 18", "#### 18"])
+    >>> boxed_correctness([r"9 * 2 = \boxed{18}", "18"], ["#### 18", "#### 18"])
     [1.0, 0.0]
     """
     rows = zip(texts_of(completions), answer, strict=True)

@@ -101,11 +101,11 @@ def judge(completion: str, gold: str, prompt_format: str = "xml") -> Verdict:
 
 
 def is_correct(completion: str, gold: str, prompt_format: str = "xml") -> bool:
-    """Whether the completion's answer equals the gold answer; ValueError if there is no gold.
+    r"""Whether the completion's answer equals the gold answer; ValueError if there is no gold.
 
     >>> is_correct("<answer>eighteen</answer>", "#### 18", "xml")
     True
-    >>> is_correct("9 * 2 = \\\\boxed{18}", "#### 18", "boxed")
+    >>> is_correct(r"9 * 2 = \boxed{18}", "#### 18", "boxed")
     True
     """
     wanted = _gold_number(gold)
@@ -304,9 +304,9 @@ _BRACE = re.compile(r"\\[{}]|[{}]")
 
 
 def answer_boxes(visible: str) -> list[str]:
-    """The contents of the last complete boxes in text freed of reasoning.
+    r"""The contents of the last complete boxes in text freed of reasoning.
 
-    >>> answer_boxes("\\boxed{9} times 2 is \\boxed{18}")
+    >>> answer_boxes(r"\boxed{9} times 2 is \boxed{18}")
     ['9', '18']
     """
     return [visible[start:end] for _, start, end in _boxes(visible)]
@@ -396,10 +396,11 @@ _CLAIM = re.compile(
     re.IGNORECASE,
 )
 _CHANGE_OF_MIND = re.compile(
-    r"\b(?:wait|actually|oops|correction|sorry|hmm|rather|no|or|maybe|perhaps|i mean|make that"
-    r"|instead|should be|should have been|must be)\b"
+    # "Or" counts right behind the box alone: "she needs 2 or 3 more days" is about something else.
+    r"(?:\A\W*(?:or|maybe|perhaps)|\b(?:wait|actually|oops|correction|sorry|hmm|rather|no|i mean"
+    r"|i meant|make that|instead|should be|should have been|must be))\b"
     r"(?:[\s,.:;-]|\b(?:no|wait|actually|it is|it's|it|should be|that's|that is|maybe|perhaps"
-    r"|rather|i mean|make that|must be)\b){0,20}"
+    r"|rather|i mean|i meant|make that|must be)\b){0,20}"
     rf"(?=[-\u2212$€£0-9]){_PHRASE}",
     re.IGNORECASE,
 )
@@ -408,7 +409,8 @@ _TAKEN_BACK = re.compile(
     r"(?: is| was|'s)(?: actually| clearly)? "
     r"(?:wrong|incorrect|a mistake|mistaken|not (?:right|correct|the (?:\w+ )?answer))\b"
     r"|\bi (?:have )?made an? (?:\w+ )?(?:mistake|error)\b|\bi was wrong\b|\bscratch that\b"
-    r"|\b(?:ignore|disregard) (?:that|the|my|this)\b|\b(?:isn't|is not) (?:right|correct)\b",
+    r"|\b(?:ignore|disregard) (?:that|the|my|this)\b"
+    r"|\b(?:isn't|is not) (?:right|correct|the (?:\w+ )?answer)\b",
     re.IGNORECASE,
 )
 _SCALED = re.compile(r"[\s$]*(?:hundred|thousand|million|billion|trillion)\b", re.IGNORECASE)

@@ -35,6 +35,8 @@ def reasoning_length(
 ) -> Scores:
     """0 from `min_tokens` tokens of reasoning on, ``-penalty`` below: guessing must not pay.
 
+    Source: none of the recipes; a guard for rewards that make short completions pay.
+
     Tokens of reasoning are the completion's tokens times the share of its characters that stands
     in the reasoning (before the answer, for ``boxed``). White space is no reasoning.
 
@@ -54,7 +56,8 @@ def _reasoning_share(text: str, prompt_format: str) -> float:
     visible = visible_text(text, prompt_format)
     if prompt_format == "boxed" and BOX in visible:
         visible = visible[visible.rindex(BOX) :]
-    return 1 - _written(visible) / max(_written(text), 1)
+    written = _written(text)
+    return (written - _written(visible)) / max(written, 1)
 
 
 def _written(text: str) -> int:

@@ -161,13 +161,15 @@ _CHARACTERS = str.maketrans(
         **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\ufe63", "-"),
         **dict.fromkeys("\u2014\u2015", ":"),
         **dict.fromkeys("\u2018\u2019", "'"),
-        **dict.fromkeys("\u201c\u201d", '"'),
+        **dict.fromkeys("\u201c\u201d\u201e\u00ab\u00bb\u2039\u203a\u300c\u300d", '"'),
         **dict.fromkeys("\u00d7\u2715\u22c5\u00b7", "*"),
         **dict.fromkeys("\u2248\u2243\u2245", "~"),
         **dict.fromkeys("\u00f7\u2044\u2215", "/"),
         **dict.fromkeys("\xa0\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B))), " "),
         **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},  # full width
         "\u2026": "...",
+        "\u2103": "°C",
+        "\u2109": "°F",
     }
 )
 _INVISIBLE_IN_NUMBER = re.compile(f"(?<=[0-9])[{_INVISIBLE}]+(?=[0-9])")
@@ -242,7 +244,8 @@ _BULLET = re.compile(r"\s*(?:[*•‣]|#{1,6})\s+(?=\S)")
 _OPENING_MARK = re.compile(r"(?<![^\s(\[\"':$])[*_`]{1,3}(?=[^\s*_`])")
 _CLOSING_MARK = re.compile(r"(?<=[^\s*_`])[*_`]{1,3}(?![^\s.,;:!?)\]\"'$%])")
 _FENCE = re.compile(r"```[a-z]*\s")
-_FORBIDDEN_SIGN = re.compile(r"[<>\u2260\u2264\u2265|\\^@&±√∞\u20e3\u0336]|~~|``")
+# The last ones multiply: hundred, thousand, ten thousand and more.
+_FORBIDDEN_SIGN = re.compile(r"[<>\u2260\u2264\u2265|\\^@&±√∞\u20e3\u0336百千万萬亿億兆]|~~|``")
 
 
 def _without_markup(text: str) -> str:
@@ -279,10 +282,11 @@ _MAGNITUDE = re.compile(
     r"|([kKMBT]))(?![A-Za-z'])"
 )
 _MILLION_IN_MONEY = re.compile(r" ?(m)(?![A-Za-z])")
-_ALLOWED_BEFORE = " \t\n\r\f\v([\"':=#~,;*_$"
+_ALLOWED_BEFORE = " \t\n\r\f\v([\"':=#~,;*_$→⇒•№"
 # Letters may follow when they can be a unit: two or more, or one of the usual short ones.
 _ALLOWED_AFTER = re.compile(
     rf"""$ | \s | [;!?%°"\])}}=~] | [,:'](?![0-9]) | [*_]+(?![\w(]) | \.(?![.0-9])
+      | [\u2600-\u2775\U0001f300-\U0001faff]
       | -\s?[^\W\d_] | /\s?[A-Za-z] | {_CURRENCY}
       | (?!ish\b|[eE]\d)[^\W\d_]{{2,}}(?![0-9_]) | [mgshlLdCF](?![\w])""",
     re.VERBOSE,
@@ -410,8 +414,10 @@ def _fits(group: int, value: int, total: int) -> bool:
 _WORDING = [
     (
         "the answer is negated",
-        r"\b(?:not|never|none|nor|neither|cannot)\b|n't\b|\bno\s+(?:\w+\s+){0,2}0"
+        r"\bnot\b(?! (?:sure|certain|counting|including)\b)|n't\b"
+        r"|\b(?:never|none|nor|neither|cannot)\b|\bno\s+(?:\w+\s+){0,2}0"
         r"|\b(?:is|was|are|be|'s) (?:\w+ )?(?:wrong|incorrect|false|untrue)\b"
+        r"|\((?:wrong|incorrect|false)\)"
         r"|\b(?:wrong|incorrect|false) (?:answer|result|value|number)\b"
         r"|\b(?:anything|everything|all) (?:but|except)\b"
         r"|\b(?:except|instead of|rather than|other than|far from|unlike)\b",
@@ -440,6 +446,7 @@ _WORDING = [
         r"\b(?:ignore|disregard|override|bypass)\b|\b(?:grader|evaluator|verifier)s?\b"
         r"|\b(?:instructions?|system prompt|ground truth)\b"
         r"|\bfull (?:marks?|credit|score|points)\b|\b(?:max|maximum) reward\b"
+        r"|\b(?:give|assign|grant|set|return|output) (?:\w+ ){0,2}(?:reward|credit|correct|true)\b"
         r"|\b(?:mark|count|treat|accept|consider|score|grade|rate|judge|award)"
         r" (?:this|it|me|my|as|the answer|correct)\b",
     ),
@@ -448,7 +455,9 @@ _ARITHMETIC = (
     "the answer is unevaluated arithmetic",
     r"\b(?:twice|thrice|double|triple|quadruple)\s+(?:\w+\s+)?0"
     r"|\b0\s+(?:twice|doubled|tripled|squared|cubed|factorial|plus|minus)\b|\bplus\s+0"
-    r"|\b(?:square|cube) root\b|\+|[*/]\s*0|0\s*[*/]\s*0|0\s*[xyn]\b",
+    r"|\b(?:square|cube) root\b|\+|[*/][\s(]*0|0\s*[xyn]\b"
+    # A minus that a bracket or a mark parts from its number: "-(12)".
+    r"|(?:^|[=:()])\s*-\W*0",
 )
 
 
@@ -473,7 +482,7 @@ _UNIT = re.compile(r"/? ?[^\W\d_]+|[%°:]|[.,]?\s*$")
 def _equation_value(text: str) -> Number | None:
     """The value of "9 * 2 = 18", if that is true and says no more; None for any other text."""
     text = re.sub(rf"{_CURRENCY}|(?<=[0-9]),(?=[0-9]{{3}}(?![0-9]))", "", text)
-    text = re.sub(r"(?<=[0-9]) *[xX] *(?=[0-9])", "*", text)
+    text = re.sub(r"(?<=[0-9]) *(?:[xX]|times) *(?=[0-9])", "*", text)
     if _NO_UNIT.search(text) or _WORD_RUN.search(text.lower()):
         return None
     sides = [_UNIT.sub(" ", side).strip() for side in text.split("=")]

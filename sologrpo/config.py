@@ -141,6 +141,11 @@ class SoloGRPOConfig(GRPOConfig):
         default=8192,
         metadata={"help": "Tokens (padding counted) of one forward-backward pass of training"},
     )
+    share_prompts: bool = field(
+        default=True,
+        metadata={"help": "Compute a prompt once for all its completions in the training forward "
+                  "(without activation checkpointing only)"},
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Choose the device, then check the batch arithmetic before TRL does."""

@@ -25,8 +25,8 @@ def load_rows(name: str, split: str, config: str | None = None) -> Dataset:
     """Load the rows of one split, in GSM8K's schema.
 
     Args:
-        name: name on the hub, a local folder with one JSONL or Parquet file a split, or one such
-            file.
+        name: name on the hub, a local folder with a JSONL or Parquet file (or Parquet shards, as on
+            the hub) a split, or one such file.
         split: name of the split; ignored for a single file.
         config: configuration on the hub.
 
@@ -43,20 +43,22 @@ def load_rows(name: str, split: str, config: str | None = None) -> Dataset:
 
 
 def _load_local(path: Path, split: str) -> Dataset:
-    file = path if path.is_file() else _file_of_split(path, split)
-    if file.suffix not in FILE_TYPES:
-        raise InputError(f"{file}: expected one of {', '.join(FILE_TYPES)}")
+    files = [path] if path.is_file() else _files_of_split(path, split)
+    suffix = files[0].suffix
+    if suffix not in FILE_TYPES:
+        raise InputError(f"{path}: expected one of {', '.join(FILE_TYPES)}")
     try:
-        return load_dataset(FILE_TYPES[file.suffix], data_files=str(file), split="train")
+        data_files = [str(file) for file in files]
+        return load_dataset(FILE_TYPES[suffix], data_files=data_files, split="train")
     except Exception as error:  # datasets wraps every reader's own exceptions in several layers
-        raise InputError(f"cannot read {file}: {_first_line(error)}") from error
+        raise InputError(f"cannot read {files[0]}: {_first_line(error)}") from error
 
 
-def _file_of_split(folder: Path, split: str) -> Path:
+def _files_of_split(folder: Path, split: str) -> list[Path]:
     for suffix in FILE_TYPES:
         for pattern in (f"{split}{suffix}", f"{split}-*{suffix}"):
             if files := sorted(folder.glob(pattern)):
-                return files[0]
+                return files
     raise InputError(f"{folder} has no {split}.jsonl or {split}.parquet")
 
 
@@ -82,9 +84,11 @@ def _check_schema(rows: Dataset, name: str, split: str) -> None:
             f"{name} ({split}) has no column {' and no '.join(missing)}; "
             f"it has {', '.join(rows.column_names)}"
         )
-    for number, answer in enumerate(rows["answer"], start=1):
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row["question"], str):
+            raise InputError(f"{name} ({split}), row {number}: question is no text")
         try:
-            parse_gold(answer)
+            parse_gold(row["answer"])
         except (ValueError, TypeError, AttributeError) as error:
             raise InputError(f"{name} ({split}), row {number}: {_first_line(error)}") from error
 

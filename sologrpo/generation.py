@@ -57,6 +57,8 @@ def _greedy_config(
     return GenerationConfig(
         max_new_tokens=max_new_tokens,
         do_sample=False,
+        # What is not set here comes from the model's own file; Qwen2.5-Instruct asks for 1.1.
+        repetition_penalty=1.0,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=sorted(end_token_ids(model, tokenizer)),
         bos_token_id=tokenizer.bos_token_id,

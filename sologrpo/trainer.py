@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import trl.trainer.utils as trl_utils
 from datasets import Dataset
+from transformers import DynamicCache, GenerationConfig
 from trl import GRPOTrainer
 
 from sologrpo.config import SoloGRPOConfig
 from sologrpo.evaluation import evaluate_greedily
 from sologrpo.model import keep_trainable_in_fp32
+from sologrpo.sampling import can_merge, can_sample, merged_for_sampling, sample
 
 # Loss types of `_compute_loss` (grpo_trainer.py:3175-3210) that are sums over rows, by how they
 # are normalised: over the tokens of the whole generation batch, or over the rows of the call.
@@ -56,6 +59,13 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         keep_trainable_in_fp32(self.model)
         _score_completion_tokens_only()
         self._rewards_G: torch.Tensor | None = None
+        # The cache that shares a prompt is not available under activation checkpointing, and a
+        # second forward outside of the wrapper is not for several processes.
+        self._shares_prompts = (
+            args.share_prompts
+            and not args.gradient_checkpointing
+            and self.accelerator.num_processes == 1
+        )
 
     # -- advantages -----------------------------------------------------------------------------
 
@@ -77,6 +87,9 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             rows = degenerate.repeat_interleave(rewards_G.size(1))
             start = self.accelerator.process_index * len(inputs)
             output["advantages"][rows[start : start + len(inputs)]] = 0.0
+            # TRL's own figure misses them for the same reason (grpo_trainer.py:2780).
+            mode = "train" if self.model.training else "eval"
+            self._metrics[mode]["frac_reward_zero_std"][-1] = degenerate.float().mean().item()
         return output
 
     # -- loss -----------------------------------------------------------------------------------
@@ -102,7 +115,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         n_rows = inputs["completion_ids"].size(0)
         pending: torch.Tensor | None = None
         done = torch.zeros((), device=inputs["completion_ids"].device)
-        for batch in pack_by_tokens(rows, _row_lengths(inputs), self.args.train_token_budget):
+        for batch in self._micro_batches(rows, inputs):
             if pending is not None:
                 self.accelerator.backward(pending)
                 done += pending.detach()
@@ -110,6 +123,11 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             pending = loss if self.loss_type in GLOBALLY_NORMALISED else loss * len(batch) / n_rows
         assert pending is not None
         return pending + done
+
+    def _micro_batches(self, rows: list[int], inputs: dict[str, Any]) -> Iterator[list[int]]:
+        prompts = _prompt_of_row(inputs) if self._shares_prompts else None
+        budget = self.args.train_token_budget
+        return pack_by_tokens(rows, _row_lengths(inputs), budget, prompts)
 
     def _rows_that_train(self, inputs: dict[str, Any]) -> list[int]:
         """Rows that can change the gradient: with a KL term all do, otherwise advantage != 0."""
@@ -120,13 +138,46 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return rows
 
     def _get_per_token_logps_and_entropies(
-        self, *args: Any, batch_size: int | None = None, **kwargs: Any
+        self,
+        model: torch.nn.Module,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **kwargs: Any,
     ) -> Any:
         # grpo_trainer.py:1419-1508. TRL passes `per_device_train_batch_size` as the chunk of the
         # no-grad passes (old and reference log-probs); that is now the whole optimizer batch.
         if batch_size is not None:
             batch_size = min(batch_size, self._micro_batch_size)
-        return super()._get_per_token_logps_and_entropies(*args, batch_size=batch_size, **kwargs)
+        elif self._shares_prompts and torch.is_grad_enabled():
+            compute_entropy = kwargs.get("compute_entropy", False)
+            return _score_with_shared_prompts(
+                model, input_ids, attention_mask, logits_to_keep, compute_entropy
+            )
+        return super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs
+        )
+
+    # -- sampling -------------------------------------------------------------------------------
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        # grpo_trainer.py:1859-1872 calls `model.generate(**inputs, generation_config=...)` on the
+        # unwrapped model. For the length of that call, `generate` is our sampling loop.
+        model = self.accelerator.unwrap_model(self.model)
+        original = model.generate
+
+        def generate(generation_config: GenerationConfig, **inputs: Any) -> torch.Tensor:
+            if not can_sample(model, generation_config, inputs):
+                return original(generation_config=generation_config, **inputs)
+            with merged_for_sampling(model) if can_merge(model) else nullcontext():
+                return sample(model, **inputs, config=generation_config)
+
+        model.generate = generate
+        try:
+            return super()._generate_single_turn(*args, **kwargs)
+        finally:
+            del model.generate
 
     # -- validation -----------------------------------------------------------------------------
 
@@ -194,32 +245,98 @@ def _row_lengths(inputs: dict[str, Any]) -> list[tuple[int, int]]:
     return list(zip(prompt_T, completion_T, strict=True))
 
 
-def pack_by_tokens(
-    rows: list[int], lengths: list[tuple[int, int]], budget: int
-) -> Iterator[list[int]]:
-    """Group rows of similar length so that a group, padded, holds at most `budget` tokens.
+def _prompt_of_row(inputs: dict[str, Any]) -> list[int]:
+    """Number the distinct prompts; rows of one group get the same number."""
+    _, prompt_of_row = torch.unique(inputs["prompt_ids"], dim=0, return_inverse=True)
+    numbers: list[int] = prompt_of_row.tolist()
+    return numbers
 
-    A single row over the budget is a group of its own.
+
+def pack_by_tokens(
+    rows: list[int],
+    lengths: list[tuple[int, int]],
+    budget: int,
+    prompts: list[int] | None = None,
+) -> Iterator[list[int]]:
+    """Group rows so that a group, padded, holds at most `budget` tokens.
+
+    Args:
+        rows: the rows to pack; a single row over the budget is a group of its own.
+        lengths: (prompt, completion) tokens of every row.
+        budget: tokens of a group, padding counted.
+        prompts: number of the prompt of every row, if a prompt counts once for all its rows in a
+            group; those rows then stay together. Otherwise rows of similar length do.
     """
+
+    def order(row: int) -> tuple[int, ...]:
+        return (-sum(lengths[row]), row) if prompts is None else (prompts[row], lengths[row][1])
+
+    def tokens(batch: list[int]) -> int:
+        prompt_T = max(lengths[row][0] for row in batch)
+        completion_T = max(lengths[row][1] for row in batch)
+        n_prompts = len(batch) if prompts is None else len({prompts[row] for row in batch})
+        return n_prompts * prompt_T + len(batch) * completion_T
+
     batch: list[int] = []
-    widest = (0, 0)
-    for row in sorted(rows, key=lambda row: sum(lengths[row]), reverse=True):
-        prompt_T, completion_T = lengths[row]
-        wider = (max(widest[0], prompt_T), max(widest[1], completion_T))
-        if batch and (len(batch) + 1) * sum(wider) > budget:
+    for row in sorted(rows, key=order):
+        if batch and tokens([*batch, row]) > budget:
             yield batch
-            batch, wider = [], lengths[row]
+            batch = []
         batch.append(row)
-        widest = wider
     if batch:
         yield batch
+
+
+def _score_with_shared_prompts(
+    model: torch.nn.Module,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    logits_to_keep: int,
+    compute_entropy: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+    """Log-probs and entropies as in TRL, with every distinct prompt computed once.
+
+    The prompt but for its last token goes into a key-value cache that keeps its graph; the cache
+    is expanded to the rows, which go on from the last prompt token. The gradient reaches the
+    prompt's layers through the expanded keys and values.
+
+    Returns:
+        (B, T) log-probs of the completion tokens, (B, T) entropies or None, and None for the
+        auxiliary loss.
+    """
+    # Positions are counted from the left edge, padding included, in both passes: equal for rotary
+    # embeddings, and what TRL does.
+    prefix_T = input_ids.size(1) - logits_to_keep - 1
+    prefix = torch.cat([input_ids[:, :prefix_T], attention_mask[:, :prefix_T]], dim=1)
+    distinct, prompt_of_row = torch.unique(prefix, dim=0, return_inverse=True)
+    cache = DynamicCache()
+    model(
+        input_ids=distinct[:, :prefix_T],
+        attention_mask=distinct[:, prefix_T:],
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    cache.batch_select_indices(prompt_of_row)
+    tail_ids, tail_mask = input_ids[:, prefix_T:], attention_mask[:, prefix_T:]
+    labels = tail_ids.masked_fill(tail_mask == 0, -100)
+    labels[:, 0] = -100  # the last prompt token
+    output = model(
+        input_ids=tail_ids,
+        attention_mask=attention_mask,
+        past_key_values=cache,
+        labels=labels,
+        fused_lm_head=True,
+    )
+    # TRL's fused head returns one entry a label but the first; see trl/trainer/utils.py:1617.
+    return output.log_probs, output.entropy if compute_entropy else None, None
 
 
 def select_and_trim(inputs: dict[str, Any], rows: list[int]) -> dict[str, Any]:
     """Take these rows of the batch and cut the padding that none of them needs.
 
     Prompts are padded on the left, completions on the right. Exact for rotary positions, which
-    depend on distances only, and for learned ones, which transformers counts from the mask.
+    depend on distances only; learned absolute positions are not supported by the trainer.
     """
     n_rows = inputs["completion_ids"].size(0)
     prompt_T = int(inputs["prompt_mask"][rows].sum(dim=1).max())

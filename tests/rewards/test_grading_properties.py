@@ -26,10 +26,11 @@ WRAP = {
 formats = st.sampled_from(PROMPT_FORMATS)
 # Every code point, lone surrogates and control characters included.
 any_text = st.text(st.characters(exclude_categories=()), max_size=300)
-pieces = st.sampled_from(
-    ["<answer>", "</answer>", "<thinking>", "</thinking>", "<think>", "</think>", "\\boxed{", "}"]
-    + ["18", "-", "1,", " or ", "$", "=", "*", "\n", ".", "e9", "not ", "eighteen", "\ud800"]
-)
+PIECES = [
+    *("<answer>", "</answer>", "<thinking>", "</thinking>", "<think>", "</think>"),
+    *("\\boxed{", "}", "18", "-", "1,", " or ", "$", "=", "*", "\n", ".", "e9", "not ", "\ud800"),
+]
+pieces = st.sampled_from(PIECES)
 tag_soup = st.lists(pieces | any_text, max_size=40).map("".join)
 integers = st.integers(-(10**30), 10**30) | st.integers(-1_000, 1_000)
 

@@ -98,7 +98,7 @@ def test_an_async_reward_stays_async():
     ],
 )
 def test_mistakes_are_one_line(spec, message):
-    with pytest.raises(ValueError, match="") as error:
+    with pytest.raises(ValueError, match="reward") as error:
         load_rewards([spec])
     assert message in str(error.value)
     assert "\n" not in str(error.value)

@@ -1,0 +1,64 @@
+# `make` lists the targets. Everything lives in .venv; nothing outside of this folder is touched.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# The run directory of `make quickstart`: the first of runs/quickstart, runs/quickstart-2, ... that
+# is free. An earlier run is never overwritten. `make quickstart OUT=runs/mine` chooses another.
+OUT := $(shell run=runs/quickstart; n=2; \
+	while [ -e $$run ]; do run=runs/quickstart-$$n; n=$$((n + 1)); done; echo $$run)
+
+# accelerate gives a process one CPU thread unless told otherwise. nproc heeds OMP_NUM_THREADS.
+THREADS := $(shell nproc 2>/dev/null || echo 1)
+
+export HF_HUB_DISABLE_TELEMETRY := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model quickstart test check format clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## make .venv and install everything in the versions of constraints.txt
+
+# A second call does nothing unless one of the two files has changed.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python\
+	 3.11 or newer is needed, and $(PYTHON) is not: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "error: cannot make $(VENV); on Debian and Ubuntu the\
+	 package python3-venv is needed" >&2; exit 1; }
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+model: $(READY)  ## fetch the quickstart model, 93 MB, into models/
+	$(BIN)/python -m quickstart.get_model
+
+quickstart: model  ## train on the word problems in quickstart/, evaluate before and after
+	@echo "run directory: $(OUT)"
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/accelerate launch \
+		--config_file configs/accelerate/one_device.yaml \
+		train.py --config configs/quickstart.yaml --output_dir $(OUT)
+	$(BIN)/python evaluate.py --run $(OUT)
+	@echo
+	@echo "adapter  $(OUT)/adapter"
+	@echo "picture  $(OUT)/reward_curve.png"
+	@echo "report   $(OUT)/report.html"
+
+test: $(READY)  ## run all tests
+	$(BIN)/python -m pytest
+
+check: $(READY)  ## lint, check the formatting and the types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)  ## mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove .venv and caches; models/ and runs/ stay
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info
+	find . -name __pycache__ -type d -not -path './models/*' -not -path './runs/*' -prune -exec rm -rf {} +

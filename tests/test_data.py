@@ -1,0 +1,203 @@
+"""Data: every source gives the same rows, and what is wrong is named by file and row."""
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from sologrpo.config import RunArguments
+from sologrpo.data import (
+    describe_lengths,
+    load_rows,
+    load_test_prompts,
+    load_train_and_validation,
+    prompt_lengths,
+)
+from sologrpo.errors import InputError
+from sologrpo.model import load_tokenizer
+from tiny import rows, write_rows
+
+
+def run_on(path: Path, **settings: object) -> RunArguments:
+    return RunArguments(dataset_name=str(path), **settings)
+
+
+def test_folder_jsonl_and_parquet_give_the_same_rows(tmp_path: Path) -> None:
+    problems = rows(5)
+    jsonl = write_rows(tmp_path / "folder" / "train.jsonl", problems)
+    parquet = tmp_path / "rows.parquet"
+    Dataset.from_list(problems).to_parquet(str(parquet))
+    sharded = tmp_path / "hub"
+    sharded.mkdir()
+    Dataset.from_list(problems).to_parquet(str(sharded / "train-00000-of-00001.parquet"))
+    for source in (jsonl.parent, jsonl, parquet, sharded):
+        assert load_rows(str(source), "train").to_list() == problems
+
+
+def test_every_shard_of_a_split_is_read(tmp_path: Path) -> None:
+    problems = rows(6)
+    for i in range(2):
+        shard = Dataset.from_list(problems[3 * i : 3 * i + 3])
+        shard.to_parquet(str(tmp_path / f"train-0000{i}-of-00002.parquet"))
+    assert load_rows(str(tmp_path), "train").to_list() == problems
+
+
+def test_folder_gives_the_split_asked_for(tiny_data: Path) -> None:
+    train, test = load_rows(str(tiny_data), "train"), load_rows(str(tiny_data), "test")
+    assert train["question"] == [row["question"] for row in rows(12)]
+    assert test["question"] == [row["question"] for row in rows(6, offset=12)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("it is 12", "no '####'"),
+        ("#### twelve", "no integer: 'twelve'"),
+        ("#### 1.5", "no integer: '1.5'"),
+        (None, "row 3"),
+    ],
+)
+def test_bad_answer_names_file_and_row(tmp_path: Path, answer: str | None, says: str) -> None:
+    problems = rows(4)
+    problems[2]["answer"] = answer  # type: ignore[assignment]
+    file = write_rows(tmp_path / "broken.jsonl", problems)
+    with pytest.raises(InputError, match=re.escape(says)) as caught:
+        load_rows(str(file), "train")
+    assert "broken.jsonl" in str(caught.value)
+    assert "row 3" in str(caught.value)
+
+
+def test_missing_question_names_row(tmp_path: Path) -> None:
+    problems = rows(4)
+    problems[1]["question"] = None  # type: ignore[assignment]
+    file = write_rows(tmp_path / "broken.jsonl", problems)
+    with pytest.raises(InputError, match=r"broken\.jsonl.* row 2: .*question"):
+        load_rows(str(file), "train")
+
+
+def test_missing_column_is_named_with_those_there(tmp_path: Path) -> None:
+    problems = [{"problem": row["question"], "answer": row["answer"]} for row in rows(2)]
+    file = write_rows(tmp_path / "other.jsonl", problems)
+    with pytest.raises(InputError, match=r"no column question; it has problem, answer"):
+        load_rows(str(file), "train")
+
+
+def test_file_of_another_type(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("question,answer\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"rows\.csv: expected one of \.jsonl, \.json, \.parquet"):
+        load_rows(str(file), "train")
+
+
+def test_file_that_is_no_json(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("{ not json\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"cannot read .*rows\.jsonl"):
+        load_rows(str(file), "train")
+
+
+def test_empty_file(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("", encoding="utf-8")
+    with pytest.raises(InputError, match=r"rows\.jsonl"):
+        load_rows(str(file), "train")
+
+
+def test_folder_without_the_split(tiny_data: Path) -> None:
+    with pytest.raises(InputError, match=r"has no dev\.jsonl or dev\.parquet"):
+        load_rows(str(tiny_data), "dev")
+
+
+def test_unknown_name_without_a_hub_says_what_would_work() -> None:
+    with pytest.raises(InputError, match=r"nobody/nothing.*train\.jsonl works without a hub"):
+        load_rows("nobody/nothing", "train")
+
+
+def test_validation_is_held_out_and_seeded(tiny_llama: Path, tiny_data: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny_llama))
+    run = run_on(tiny_data, num_validation_examples=4)
+    train, validation = load_train_and_validation(run, tokenizer, seed=1)
+    assert validation is not None
+    assert len(validation) == 4
+    assert not set(train["question"]) & set(validation["question"])
+    everything = {row["question"] for row in rows(12)}
+    assert set(train["question"]) | set(validation["question"]) == everything
+
+    again, same = load_train_and_validation(run, tokenizer, seed=1)
+    assert same is not None
+    assert same["question"] == validation["question"]
+    assert again["question"] == train["question"]
+    _, other = load_train_and_validation(run, tokenizer, seed=2)
+    assert other is not None
+    assert other["question"] != validation["question"]
+
+
+def test_fewer_training_rows_leave_validation_as_it_is(tiny_llama: Path, tiny_data: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny_llama))
+    run = run_on(tiny_data, num_validation_examples=4)
+    train, validation = load_train_and_validation(run, tokenizer, seed=1)
+    run.max_train_examples = 3
+    fewer, same = load_train_and_validation(run, tokenizer, seed=1)
+    assert validation is not None
+    assert same is not None
+    assert fewer["question"] == train["question"][:3]
+    assert same["question"] == validation["question"]
+
+
+def test_validation_slice_too_large(tiny_llama: Path, tiny_data: Path) -> None:
+    run = run_on(tiny_data, num_validation_examples=12)
+    with pytest.raises(InputError, match="num_validation_examples 12 leaves nothing of the 12"):
+        load_train_and_validation(run, load_tokenizer(str(tiny_llama)), seed=0)
+
+
+def test_long_prompts_are_left_out_and_reported(
+    tmp_path: Path, tiny_llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = load_tokenizer(str(tiny_llama))
+    problems = rows(4)
+    problems[1]["question"] += " Think hard." * 50
+    file = write_rows(tmp_path / "train.jsonl", problems)
+    whole, _ = load_train_and_validation(run_on(file), tokenizer, seed=0)
+    lengths = sorted(prompt_lengths(whole, tokenizer))
+    with caplog.at_level(logging.WARNING, logger="sologrpo"):
+        kept, _ = load_train_and_validation(
+            run_on(file, max_prompt_tokens=lengths[-2]), tokenizer, seed=0
+        )
+    assert sorted(kept["question"]) == sorted(p["question"] for p in problems if p != problems[1])
+    assert max(prompt_lengths(kept, tokenizer)) == lengths[-2]
+    assert f"left out 1 of 4 rows: prompt longer than max_prompt_tokens {lengths[-2]}" in caplog.text
+    assert f"longest: {lengths[-1]}" in caplog.text
+
+
+def test_limit_that_no_prompt_meets(tiny_llama: Path, tiny_data: Path) -> None:
+    run = run_on(tiny_data, max_prompt_tokens=1)
+    with pytest.raises(InputError, match="all prompts are longer than max_prompt_tokens 1"):
+        load_train_and_validation(run, load_tokenizer(str(tiny_llama)), seed=0)
+
+
+def test_prompt_lengths_count_what_the_model_is_fed(tiny_llama: Path, tiny_data: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny_llama))
+    problems = load_test_prompts(run_on(tiny_data))
+    fed = [
+        tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)
+        for prompt in problems["prompt"]
+    ]
+    assert prompt_lengths(problems, tokenizer) == [len(row["input_ids"]) for row in fed]
+
+
+def test_describe_lengths() -> None:
+    assert describe_lengths([*range(1, 101)]) == "mean 50, p95 95, max 100 tokens"
+    assert describe_lengths([7]) == "mean 7, p95 7, max 7 tokens"
+
+
+def test_limit_of_test_problems_is_a_seeded_choice(tiny_data: Path) -> None:
+    run = run_on(tiny_data)
+    everything = load_test_prompts(run)["question"]
+    chosen = load_test_prompts(run, limit=3, seed=5)["question"]
+    assert len(set(chosen)) == 3
+    assert set(chosen) < set(everything)
+    assert load_test_prompts(run, limit=3, seed=5)["question"] == chosen
+    assert load_test_prompts(run, limit=100)["question"] == everything
+    assert any(load_test_prompts(run, limit=3, seed=s)["question"] != chosen for s in range(3))

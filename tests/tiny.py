@@ -1,0 +1,145 @@
+"""A model, a tokenizer and a data set that are small enough to train in a test.
+
+The weights are random, so nothing here is clever; the shapes, files and code paths are real.
+"""
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TAGS = "<thinking>\n</thinking>\n<answer>\n</answer>\n"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+VOCABULARY = 512
+# Multiples of 64, the block of bitsandbytes NF4.
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.1,
+    "tie_word_embeddings": False,
+}
+FAMILIES: dict[str, tuple[type, type]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+}
+NAMES = ("Ana", "Max", "Leo", "Eli", "Ida", "Tom")
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    with (ROOT / "quickstart" / "train.jsonl").open(encoding="utf-8") as file:
+        texts = [TAGS] + [text for line in islice(file, 300) for text in _texts(json.loads(line))]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=SIZES["max_position_embeddings"],
+    )
+
+
+def _texts(row: dict[str, str]) -> tuple[str, str]:
+    return row["question"], row["answer"]
+
+
+def build_model(family: str, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> PreTrainedModel:
+    config_class, model_class = FAMILIES[family]
+    config = config_class(
+        **SIZES,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: PreTrainedModel = model_class(config)
+    _make_numbers_and_endings_likely(model, tokenizer)
+    return model
+
+
+def _make_numbers_and_endings_likely(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Completions then differ in length and hold numbers that a judge can find."""
+    head = model.get_output_embeddings().weight
+    digits = [i for token, i in tokenizer.get_vocab().items() if token.isdigit()]
+    with torch.no_grad():
+        head[digits] *= 2.0
+        head[tokenizer.eos_token_id] *= 3.0
+
+
+def save_model(folder: Path, family: str, seed: int = 0) -> Path:
+    tokenizer = build_tokenizer()
+    build_model(family, tokenizer, seed).save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+    return folder
+
+
+def rows(count: int, offset: int = 0) -> list[dict[str, str]]:
+    """Problems in GSM8K's schema, half of them additions, half subtractions."""
+    made = []
+    for i in range(offset, offset + count):
+        name, kind = NAMES[i % len(NAMES)], "add" if i % 2 == 0 else "subtract"
+        sign, verb = ("+", "gets") if kind == "add" else ("-", "gives away")
+        left, right = 20 + 3 * i, 2 + i
+        result = left + right if kind == "add" else left - right
+        made.append(
+            {
+                "question": f"{name} has {left} shells and {verb} {right}. How many are left?",
+                "answer": f"{left} {sign} {right} = <<{left}{sign}{right}={result}>>{result}\n"
+                f"#### {result}",
+                "kind": kind,
+            }
+        )
+    return made
+
+
+def write_rows(path: Path, content: list[dict[str, str]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in content), encoding="utf-8")
+    return path
+
+
+def save_dataset(folder: Path) -> Path:
+    write_rows(folder / "train.jsonl", rows(12))
+    write_rows(folder / "test.jsonl", rows(6, offset=12))
+    return folder
+
+
+def digit_share(completions: list[Any], **kwargs: Any) -> list[float]:
+    """A reward that random weights can earn: the share of digits among the characters."""
+    texts = [completion[0]["content"] for completion in completions]
+    return [sum(map(str.isdigit, text)) / max(len(text), 1) for text in texts]
