@@ -23,6 +23,8 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
+from sologrpo.prefill import Prefill, prefill
+
 # Rows leave the batch when so small a share of it is still being written: each departure copies
 # the cache of those that stay.
 LEAVE_BELOW = 0.75
@@ -95,13 +97,15 @@ def sample(
     Returns:
         (B, T + T_new) prompts and completions, padded on the right, as `generate` does.
     """
-    B, prompt_T = input_ids.shape
+    B = input_ids.size(0)
     room = int(config.max_new_tokens)
     end_ids = torch.as_tensor(config.eos_token_id, device=input_ids.device).reshape(-1)
     warpers = _warpers(config)
     completion_ids = input_ids.new_full((B, room), int(config.pad_token_id))
 
-    logits_BV, cache = _prefill(model, input_ids, attention_mask, room)
+    prompts = _prefill(model, input_ids, attention_mask, room)
+    cache, mask, position = prompts.cache, prompts.mask, prompts.next_position
+    logits_BV = prompts.logits
     rows = torch.arange(B, device=input_ids.device)  # the rows still in the batch
     writing = torch.ones(B, dtype=torch.bool, device=input_ids.device)  # those of them not done
     for t in range(room):
@@ -114,38 +118,31 @@ def sample(
         if n_writing < LEAVE_BELOW * len(rows):
             stay = writing.nonzero(as_tuple=True)[0]
             cache.batch_select_indices(stay)
-            rows, tokens, attention_mask = rows[stay], tokens[stay], attention_mask[stay]
-            writing = writing[stay]
-        attention_mask = torch.nn.functional.pad(attention_mask, (0, 1), value=1)
+            rows, tokens, writing = rows[stay], tokens[stay], writing[stay]
+            mask, position = mask[stay], position[stay]
+        mask = torch.nn.functional.pad(mask, (0, 1), value=1)
         logits_BV = model(
             input_ids=tokens[:, None],
-            attention_mask=attention_mask,
+            attention_mask=mask,
+            position_ids=position[:, None],
             past_key_values=cache,
             use_cache=True,
         ).logits[:, -1]
+        position = position + 1
     return torch.cat([input_ids, completion_ids[:, : t + 1]], dim=1)
 
 
 def _prefill(
     model: PeftModel, input_ids: torch.Tensor, attention_mask: torch.Tensor, room: int
-) -> tuple[torch.Tensor, DynamicCache]:
-    """Compute each distinct prompt once; return (B, V) next-token logits and the (B, ...) cache."""
+) -> Prefill:
+    """Compute each distinct prompt once, then give every row its copy and room to write."""
     is_new = torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)
     is_new[1:] = (input_ids[1:] != input_ids[:-1]).any(dim=1)
-    prompt_of_row_B = is_new.cumsum(0) - 1
     cache = DynamicCache(config=model.config.get_text_config())
-    output = model(
-        input_ids=input_ids[is_new],
-        attention_mask=attention_mask[is_new],
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    cache.layers = [
-        RoomyLayer(layer.keys[prompt_of_row_B], layer.values[prompt_of_row_B], room)
-        for layer in cache.layers
-    ]
-    return output.logits[prompt_of_row_B, -1], cache
+    prompts = prefill(model, input_ids[is_new], attention_mask[is_new], cache)
+    prompts = prompts.expand(is_new.cumsum(0) - 1)
+    cache.layers = [RoomyLayer(layer.keys, layer.values, room) for layer in cache.layers]
+    return prompts
 
 
 def _warpers(config: GenerationConfig) -> LogitsProcessorList:

@@ -21,6 +21,7 @@ from trl import GRPOTrainer
 from sologrpo.config import SoloGRPOConfig
 from sologrpo.evaluation import evaluate_greedily
 from sologrpo.model import keep_trainable_in_fp32
+from sologrpo.prefill import positions, prefill
 from sologrpo.sampling import can_merge, can_sample, merged_for_sampling, sample
 
 # Loss types of `_compute_loss` (grpo_trainer.py:3175-3210) that are sums over rows, by how they
@@ -296,35 +297,27 @@ def _score_with_shared_prompts(
 ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
     """Log-probs and entropies as in TRL, with every distinct prompt computed once.
 
-    The prompt but for its last token goes into a key-value cache that keeps its graph; the cache
-    is expanded to the rows, which go on from the last prompt token. The gradient reaches the
-    prompt's layers through the expanded keys and values.
+    The prompts but for their last tokens go into a key-value cache that keeps its graph; the cache
+    is expanded to the rows, which go on from the last prompt token.
 
     Returns:
         (B, T) log-probs of the completion tokens, (B, T) entropies or None, and None for the
         auxiliary loss.
     """
-    # Positions are counted from the left edge, padding included, in both passes: equal for rotary
-    # embeddings, and what TRL does.
     prefix_T = input_ids.size(1) - logits_to_keep - 1
     prefix = torch.cat([input_ids[:, :prefix_T], attention_mask[:, :prefix_T]], dim=1)
     distinct, prompt_of_row = torch.unique(prefix, dim=0, return_inverse=True)
-    cache = DynamicCache()
-    model(
-        input_ids=distinct[:, :prefix_T],
-        attention_mask=distinct[:, prefix_T:],
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    cache.batch_select_indices(prompt_of_row)
+    prompts = prefill(model, distinct[:, :prefix_T], distinct[:, prefix_T:], DynamicCache())
+    prompts = prompts.expand(prompt_of_row)
     tail_ids, tail_mask = input_ids[:, prefix_T:], attention_mask[:, prefix_T:]
     labels = tail_ids.masked_fill(tail_mask == 0, -100)
     labels[:, 0] = -100  # the last prompt token
+    mask = torch.cat([prompts.mask, tail_mask], dim=1)
     output = model(
         input_ids=tail_ids,
-        attention_mask=attention_mask,
-        past_key_values=cache,
+        attention_mask=mask,
+        position_ids=positions(mask)[:, prefix_T:],
+        past_key_values=prompts.cache,
         labels=labels,
         fused_lm_head=True,
     )

@@ -104,7 +104,10 @@ def test_recipe_parses(path):
     assert model.model_name_or_path
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+# The quickstart is where people start to change numbers, so it shows some that are defaults too.
+@pytest.mark.parametrize(
+    "path", [path for path in RECIPES if path.stem != "quickstart"], ids=lambda path: path.stem
+)
 def test_recipe_names_only_what_differs_from_the_defaults(path):
     defaults = {field.name: field.default for cls in CONFIGS for field in fields(cls)}
     defaults |= ONE_GPU_DEFAULTS

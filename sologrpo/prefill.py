@@ -1,0 +1,94 @@
+"""Computing prompts once: the beginning that all prompts share, then the rest of each.
+
+With worked examples most of a prompt is the same in every row. The shared beginning is computed
+as one row, its key-value cache is handed to all prompts, and each goes on with its own question.
+Gradients, where wanted, flow back through the cache.
+
+Shapes: P distinct prompts, B rows, T tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import DynamicCache
+
+
+@dataclass
+class Prefill:
+    """Left-padded prompts in a key-value cache.
+
+    The padding of a row stands between the shared beginning and the row's own rest, so `mask`
+    differs from the tokenizer's, and positions must be given: rotary embeddings see distances.
+
+    Attributes:
+        cache: keys and values, one row a prompt.
+        mask: (P, T), zero at padding.
+        next_position: (P,) position of the token that comes next.
+        logits: (P, V) next-token logits.
+    """
+
+    cache: DynamicCache
+    mask: torch.Tensor
+    next_position: torch.Tensor
+    logits: torch.Tensor
+
+    def expand(self, prompt_of_row: torch.Tensor) -> "Prefill":
+        """One row for each index, (B,): the completions of a group start from the same prompt."""
+        self.cache.batch_select_indices(prompt_of_row)
+        return Prefill(
+            self.cache,
+            self.mask[prompt_of_row],
+            self.next_position[prompt_of_row],
+            self.logits[prompt_of_row],
+        )
+
+
+def prefill(
+    model: torch.nn.Module,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    cache: DynamicCache,
+) -> Prefill:
+    """Compute distinct left-padded prompts, (P, T), into the empty cache."""
+    shared_T = shared_beginning(input_ids, attention_mask)
+    lengths_P = attention_mask.sum(dim=1)
+    if shared_T:
+        beginning = input_ids[:1, input_ids.size(1) - int(lengths_P[0]) :][:, :shared_T]
+        model(input_ids=beginning, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache.batch_select_indices(torch.zeros_like(lengths_P))
+    rest_ids, rest_mask = input_ids[:, shared_T:], _mask_of_rest(attention_mask, shared_T)
+    mask = torch.cat([torch.ones_like(input_ids[:, :shared_T]), rest_mask], dim=1)
+    output = model(
+        input_ids=rest_ids,
+        attention_mask=mask,
+        position_ids=positions(mask)[:, shared_T:],
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    return Prefill(cache, mask, lengths_P, output.logits[:, -1])
+
+
+def positions(mask: torch.Tensor) -> torch.Tensor:
+    """Position of every token, counting real tokens only; padding gets 0."""
+    return (mask.cumsum(dim=1) - 1).clamp(min=0)
+
+
+def _mask_of_rest(attention_mask: torch.Tensor, shared_T: int) -> torch.Tensor:
+    # A row of n real tokens has n - shared_T of them left, at the right edge.
+    rest_T = attention_mask.size(1) - shared_T
+    rest_lengths_P = attention_mask.sum(dim=1, keepdim=True) - shared_T
+    columns = torch.arange(rest_T, device=attention_mask.device)
+    return (columns >= rest_T - rest_lengths_P).to(attention_mask.dtype)
+
+
+def shared_beginning(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> int:
+    """Count the tokens with which all prompts begin, leaving each at least one of its own."""
+    if input_ids.size(0) == 1:
+        return 0
+    lengths = attention_mask.sum(dim=1).tolist()
+    limit = min(lengths) - 1
+    T = input_ids.size(1)
+    starts = torch.stack([row[T - n : T - n + limit] for row, n in zip(input_ids, lengths)])
+    differs = (starts != starts[:1]).any(dim=0)
+    return int(differs.int().argmax()) if bool(differs.any()) else limit
