@@ -26,10 +26,10 @@ setup: $(READY)  ## make .venv and install everything in the versions of constra
 
 # A second call does nothing unless one of the two files has changed.
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python\
-	 3.11 or newer is needed, and $(PYTHON) is not: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || { echo "error: cannot make $(VENV); on Debian and Ubuntu the\
-	 package python3-venv is needed" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "error: $(PYTHON) is not Python 3.11 or newer: make setup PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+		echo "error: cannot make $(VENV); Debian and Ubuntu need python3-venv for it" >&2; exit 1; }
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -61,4 +61,5 @@ format: $(READY)  ## mend what ruff can mend
 
 clean:  ## remove .venv and caches; models/ and runs/ stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info
-	find . -name __pycache__ -type d -not -path './models/*' -not -path './runs/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -not -path './models/*' -not -path './runs/*' -prune \
+		-exec rm -rf {} +

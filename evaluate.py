@@ -4,7 +4,6 @@ Reads in the order that the data flows:
 arguments -> test problems -> base model -> baseline -> merge -> trained -> table -> report.
 """
 
-import logging
 import sys
 from pathlib import Path
 
@@ -13,20 +12,20 @@ from transformers import set_seed
 
 from sologrpo.config import parse_evaluation
 from sologrpo.data import load_test_prompts
-from sologrpo.device import reuse_freed_memory_on_cpu
+from sologrpo.device import prepare_cpu
 from sologrpo.errors import one_line_errors
 from sologrpo.evaluation import generate_records, save_evaluation
 from sologrpo.export import check_adapter, dequantised, merge_adapter, save_merged
 from sologrpo.model import load_base_model, load_tokenizer
 from sologrpo.report import write_report
-from sologrpo.summary import print_samples, print_table
+from sologrpo.summary import print_samples, print_table, quiet_libraries
 
 
 @one_line_errors
 def main() -> None:
     """Run the stages of evaluation."""
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    reuse_freed_memory_on_cpu()
+    quiet_libraries()
+    prepare_cpu()
     settings = parse_evaluation(sys.argv[1:])
     console = Console()
     set_seed(settings.seed)
@@ -40,7 +39,7 @@ def main() -> None:
 
     results, before = {}, None
     if settings.baseline or not settings.adapter:
-        label = "baseline" if settings.adapter else settings.label
+        label = settings.baseline_label if settings.adapter else settings.label
         records = generate_records(model, tokenizer, problems, settings.max_completion_length)
         results[label] = save_evaluation(records, label, settings, model, adapter=None)
         before = records

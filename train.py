@@ -4,7 +4,6 @@ Reads in the order that the data flows:
 config -> run directory -> data -> model -> rewards -> trainer -> train -> adapter -> summary.
 """
 
-import logging
 from pathlib import Path
 
 from rich.console import Console
@@ -15,20 +14,21 @@ from rewards import load_rewards
 from sologrpo.callbacks import ConsoleLog, MetricsFile
 from sologrpo.config import ADAPTER, parse_config
 from sologrpo.data import load_train_and_validation
-from sologrpo.device import reuse_freed_memory_on_cpu
+from sologrpo.device import prepare_cpu
 from sologrpo.errors import InputError, one_line_errors
 from sologrpo.model import load_base_model, load_tokenizer
 from sologrpo.plan import print_plan
 from sologrpo.report import write_report
 from sologrpo.run import open_run_directory, save_run_description
+from sologrpo.summary import quiet_libraries
 from sologrpo.trainer import SoloGRPOTrainer
 
 
 @one_line_errors
 def main() -> None:
     """Run the stages of training."""
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    reuse_freed_memory_on_cpu()
+    quiet_libraries()
+    prepare_cpu()
     run, args, model_args = parse_config()
     console = Console(quiet=args.process_index != 0)
 

@@ -55,9 +55,13 @@ class ConsoleLog(TrainerCallback):  # type: ignore[misc]
         if not state.is_world_process_zero or logs is None:
             return
         if "reward" in logs:
-            self.console.print(step_line(state.global_step, state.max_steps, logs), highlight=False)
+            self._print(step_line(state.global_step, state.max_steps, logs))
         elif "eval_accuracy" in logs:
-            self.console.print(validation_line(state.global_step, logs), highlight=False)
+            self._print(validation_line(state.global_step, logs))
+
+    def _print(self, line: str) -> None:
+        # Not wrapped: in a log file, where rich knows no width, a step stays one line.
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def step_line(step: int, max_steps: int, logs: dict[str, Any]) -> str:

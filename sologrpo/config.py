@@ -103,7 +103,8 @@ class RunArguments:
         default=0, metadata={"help": "Rows held out of train for greedy validation"}
     )
     prompt_format: str = field(
-        default="xml", metadata={"help": "How the model is asked", "choices": sorted(PROMPT_FORMATS)}
+        default="xml",
+        metadata={"help": "How the model is asked", "choices": sorted(PROMPT_FORMATS)},
     )
     system_prompt: str | None = field(
         default=None, metadata={"help": "Replaces the system prompt of the prompt format"}
@@ -143,9 +144,8 @@ class SoloGRPOConfig(GRPOConfig):
     )
     share_prompts: bool = field(
         default=True,
-        metadata={"help": "Compute a prompt once for all its completions in the training forward "
-                  "(without activation checkpointing only)"},
-    )  # fmt: skip
+        metadata={"help": "Compute a prompt once for all its completions in the training forward"},
+    )
 
     def __post_init__(self) -> None:
         """Choose the device, then check the batch arithmetic before TRL does."""
@@ -155,6 +155,11 @@ class SoloGRPOConfig(GRPOConfig):
             self.bf16 = fast_dtype() is torch.bfloat16
             self.fp16 = fast_dtype() is torch.float16
         super().__post_init__()
+        if self.n_gpu > 1:
+            raise InputError(
+                f"{self.n_gpu} GPUs are visible to one process: set CUDA_VISIBLE_DEVICES=0, or "
+                "start one process a GPU with accelerate launch --num_processes"
+            )
         self._check_optimizer_steps()
 
     def _check_optimizer_steps(self) -> None:
@@ -228,7 +233,8 @@ def _read_yaml_mapping(path: Path) -> dict[str, Any]:
 
 
 def _check_known(key: str, known: set[str]) -> None:
-    if key in known or key.replace("-", "_") in known or key in ("help", "no_" + key):
+    name = key.replace("-", "_")
+    if name in known or name.removeprefix("no_") in known:  # --no_baseline is argparse's own form
         return
     if key in RENAMED:
         raise InputError(f"unknown key {key!r}: here it is {RENAMED[key]}")
@@ -309,6 +315,7 @@ class EvaluationSettings:
     run: Path | None
     output_dir: Path
     label: str
+    baseline_label: str
     baseline: bool
     adapter: Path | None
     model: ModelConfig
@@ -346,11 +353,14 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     for name in ("dataset_name", "dataset_config", "dataset_test_split", "prompt_format"):
         if getattr(args, name) is not None:
             setattr(data, name, getattr(args, name))
+    # A 4-bit run's original weights are another model: its results stand beside, not over.
+    suffix = "-original" if args.merge_into == "original" and saved.get("load_in_4bit") else ""
     default_label = "trained" if adapter else Path(str(model.model_name_or_path)).name
     return EvaluationSettings(
         run=Path(args.run) if args.run else None,
         output_dir=Path(args.output_dir or args.run or "runs/evaluation"),
-        label=args.label or default_label,
+        label=args.label or default_label + suffix,
+        baseline_label="baseline" + suffix,
         baseline=args.baseline,
         adapter=Path(adapter) if adapter else None,
         model=model,

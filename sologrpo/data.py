@@ -94,7 +94,7 @@ def _check_schema(rows: Dataset, name: str, split: str) -> None:
 
 
 def build_prompts(rows: Dataset, run: RunArguments) -> Dataset:
-    """Add the `prompt` and `prompt_format` columns; `question` and the rest stay for the rewards."""
+    """Add the columns `prompt` and `prompt_format`; the others stay, for the rewards."""
     prompt_format = PROMPT_FORMATS[run.prompt_format]
     examples = load_worked_examples(run.worked_examples)
 
@@ -122,14 +122,20 @@ def load_train_and_validation(
         validation = train.select(range(run.num_validation_examples))
         train = train.select(range(run.num_validation_examples, len(train)))
     if run.max_train_examples is not None:
+        _check_at_least_one("max_train_examples", run.max_train_examples)
         train = train.select(range(min(run.max_train_examples, len(train))))
     return train, validation
 
 
-def load_test_prompts(
-    run: RunArguments, limit: int | None = None, seed: int = 0
-) -> Dataset:
+def _check_at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise InputError(f"{name} {value} leaves no rows: give 1 or more, or leave it out")
+
+
+def load_test_prompts(run: RunArguments, limit: int | None = None, seed: int = 0) -> Dataset:
     """Load the test split with its prompts; `limit` takes a seeded choice of the rows."""
+    if limit is not None:
+        _check_at_least_one("limit", limit)
     rows = load_rows(run.dataset_name, run.dataset_test_split, run.dataset_config)
     if limit is not None and limit < len(rows):
         rows = rows.shuffle(seed=seed).select(range(limit))

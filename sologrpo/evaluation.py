@@ -14,8 +14,8 @@ from rewards.format import has_strict_format, has_trailing_text
 from rewards.grading import extract_answer, is_correct, lenient_is_correct
 from sologrpo.config import EvaluationSettings
 from sologrpo.data import render_prompt
-from sologrpo.generation import Completion, generate_greedily
 from sologrpo.device import describe_device
+from sologrpo.generation import Completion, generate_greedily
 from sologrpo.run import versions, write_atomically
 from sologrpo.statistics import compare_paired, wilson_interval
 

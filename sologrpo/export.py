@@ -20,8 +20,11 @@ def check_adapter(adapter: Path, base_name: str | None) -> dict[str, Any]:
     path = adapter / "adapter_config.json"
     if not path.is_file():
         raise InputError(f"{adapter} holds no adapter: it has no adapter_config.json")
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    trained_on = str(config.get("base_model_name_or_path"))
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        trained_on = str(config["base_model_name_or_path"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path} is damaged: it names no base model") from error
     if base_name is not None and Path(trained_on).name != Path(base_name).name:
         raise InputError(
             f"{adapter} was made for base model {trained_on!r}, not {base_name!r}: "

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from sologrpo.sampling import can_generate_fast, generate_fast
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,6 @@ def _batches_by_length(
         start += size
 
 
-@torch.inference_mode()
 def _generate_batch(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -93,12 +93,13 @@ def _generate_batch(
 ) -> list[Completion]:
     padded = tokenizer.pad({"input_ids": ids}, padding_side="left", return_tensors="pt")
     inputs = {name: tensor.to(model.device) for name, tensor in padded.items()}
-    output_ids = model.generate(**inputs, generation_config=config)
+    if can_generate_fast(model, config, inputs):
+        output_ids = generate_fast(model, **inputs, config=config)
+    else:
+        output_ids = model.generate(**inputs, generation_config=config)
     prompt_T = inputs["input_ids"].size(1)
     end_ids = set(config.eos_token_id)
-    return [
-        _completion(row, tokenizer, end_ids) for row in output_ids[:, prompt_T:].tolist()
-    ]
+    return [_completion(row, tokenizer, end_ids) for row in output_ids[:, prompt_T:].tolist()]
 
 
 def _completion(

@@ -20,10 +20,17 @@ logger = logging.getLogger(__name__)
 
 
 def pick_dtype(requested: str | None = "auto") -> torch.dtype:
-    """Choose the dtype of the frozen weights and of the 4-bit computation."""
+    """Choose the dtype of the frozen weights and of the 4-bit computation.
+
+    Raises:
+        InputError: if torch has no such dtype.
+    """
     if requested in (None, "auto"):
         return fast_dtype()
-    return getattr(torch, str(requested))  # type: ignore[no-any-return]
+    dtype = getattr(torch, str(requested), None)
+    if not isinstance(dtype, torch.dtype):
+        raise InputError(f"unknown dtype {requested!r}: use auto, bfloat16, float16 or float32")
+    return dtype
 
 
 def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -81,7 +88,9 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
             device_map={"": device},
             trust_remote_code=trust_remote_code,
         )
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
         raise InputError(
             f"{model_args.model_name_or_path} does not fit into memory ({describe_device()}): "
             "use load_in_4bit: true or a smaller model"
@@ -90,6 +99,12 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
         raise _cannot_load(str(model_args.model_name_or_path), error) from error
     keep_nf4_trainable(model)
     return model
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # On CPU torch raises a bare RuntimeError: "DefaultCPUAllocator: can't allocate memory".
+    is_typed = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return is_typed or "can't allocate memory" in str(error)
 
 
 def _cannot_load(name_or_path: str, error: BaseException) -> InputError:

@@ -1,5 +1,7 @@
 """The plan of a run, printed before anything is loaded that costs time."""
 
+from math import ceil
+
 from datasets import Dataset
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
@@ -8,6 +10,7 @@ from trl import ModelConfig
 from sologrpo.config import RunArguments, SoloGRPOConfig
 from sologrpo.data import describe_lengths, prompt_lengths, render_prompt
 from sologrpo.device import describe_device
+from sologrpo.errors import InputError
 from sologrpo.model import pick_dtype
 
 
@@ -19,14 +22,18 @@ def print_plan(
     train_dataset: Dataset,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Print what will run, the batch arithmetic spelled out, and one rendered prompt."""
+    """Print what will run, the batch arithmetic spelled out, and one rendered prompt.
+
+    Raises:
+        InputError: if the data does not fill one generation batch.
+    """
+    check_fills_a_batch(args, len(train_dataset))
     for name, text in plan_lines(run, args, model, train_dataset, tokenizer):
-        console.print(f"{name:<8} {text}", highlight=False, markup=False)
+        console.print(f"{name:<8} {text}", highlight=False, markup=False, soft_wrap=True)
     if run.dry_run:
         console.print("\nfirst prompt, as the model sees it:", highlight=False)
-        console.print(
-            render_prompt(train_dataset[0]["prompt"], tokenizer), highlight=False, markup=False
-        )
+        prompt = render_prompt(train_dataset[0]["prompt"], tokenizer)
+        console.print(prompt, highlight=False, markup=False, soft_wrap=True)
 
 
 def plan_lines(
@@ -52,20 +59,50 @@ def plan_lines(
 
 def batch_arithmetic(args: SoloGRPOConfig) -> str:
     """Spell out how completions, prompts and optimizer steps hang together."""
-    prompts = args.generation_batch_size // args.num_generations
-    step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    updates = args.generation_batch_size // step * args.num_iterations
+    updates = _updates_of_a_batch(args)
     return (
-        f"{prompts} prompts x {args.num_generations} completions = {args.generation_batch_size} "
-        f"a generation batch, {updates} optimizer step{'s' * (updates > 1)} of {step} on each; "
+        f"{_prompts_of_a_batch(args)} prompts x {args.num_generations} completions = "
+        f"{args.generation_batch_size} a generation batch, {updates} optimizer "
+        f"step{'s' * (updates > 1)} of {_completions_of_a_step(args)} on each; "
         f"up to {args.max_completion_length} tokens a completion"
     )
 
 
+def check_fills_a_batch(args: SoloGRPOConfig, n_prompts: int) -> None:
+    """Refuse data that TRL would drop as an incomplete batch, training on nothing.
+
+    Raises:
+        InputError: if the data does not fill one generation batch.
+    """
+    needed = _prompts_of_a_batch(args)
+    if n_prompts < needed:
+        raise InputError(
+            f"{n_prompts} training rows do not fill a generation batch of {needed} prompts: give "
+            "more rows, or lower per_device_train_batch_size or gradient_accumulation_steps"
+        )
+
+
 def optimizer_steps(args: SoloGRPOConfig, n_prompts: int) -> int:
-    """Optimizer steps of the run: `max_steps`, or what the epochs give."""
+    """Optimizer steps of the run: `max_steps`, or what the epochs give.
+
+    An epoch is whole generation batches; the prompts that do not fill the last one are left out.
+    """
     if args.max_steps > 0:
         return int(args.max_steps)
-    step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    completions = n_prompts * args.num_generations * args.num_iterations
-    return int(args.num_train_epochs * completions // step)
+    steps_of_an_epoch = n_prompts // _prompts_of_a_batch(args) * _updates_of_a_batch(args)
+    steps: int = ceil(args.num_train_epochs * steps_of_an_epoch)
+    return steps
+
+
+def _prompts_of_a_batch(args: SoloGRPOConfig) -> int:
+    return int(args.generation_batch_size // args.num_generations)
+
+
+def _completions_of_a_step(args: SoloGRPOConfig) -> int:
+    return int(
+        args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    )
+
+
+def _updates_of_a_batch(args: SoloGRPOConfig) -> int:
+    return int(args.generation_batch_size // _completions_of_a_step(args) * args.num_iterations)

@@ -89,6 +89,8 @@ def shared_beginning(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> i
     lengths = attention_mask.sum(dim=1).tolist()
     limit = min(lengths) - 1
     T = input_ids.size(1)
-    starts = torch.stack([row[T - n : T - n + limit] for row, n in zip(input_ids, lengths)])
+    starts = torch.stack(
+        [row[T - n : T - n + limit] for row, n in zip(input_ids, lengths, strict=True)]
+    )
     differs = (starts != starts[:1]).any(dim=0)
     return int(differs.int().argmax()) if bool(differs.any()) else limit

@@ -15,8 +15,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig
 
 from sologrpo.config import RUN_CONFIG, RunArguments, SoloGRPOConfig
-from sologrpo.errors import InputError
 from sologrpo.device import describe_device
+from sologrpo.errors import InputError
 
 PACKAGES = ("sologrpo", "torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate",
             "datasets")  # fmt: skip

@@ -1,20 +1,20 @@
-"""Sampling the completions of a group: one prefill a prompt, and rows that are done leave.
+"""Generation, sampled or greedy: every prompt computed once, and rows that are done leave.
 
 `transformers.generate` computes every prompt once for each of its G completions, copies the whole
 key-value cache at every token, and goes on with all rows until the last one ends. This loop gives
-the same distribution without the three. What it does not know goes to `generate` itself.
+the same distribution without the three. What it does not cover is left to `generate`.
 
 Shapes: P distinct prompts, B = P x G rows, T tokens, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from transformers import DynamicCache, GenerationConfig, LogitsProcessorList
+from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.generation import (
     MinPLogitsWarper,
@@ -66,13 +66,16 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
         self._set(self.keys[indices], self.values[indices], room)
 
 
-def can_sample(model: PeftModel, config: GenerationConfig, kwargs: dict[str, Any]) -> bool:
-    """Whether `sample` covers this call of `generate`; if not, `generate` must do it."""
+def can_generate_fast(
+    model: PreTrainedModel | PeftModel, config: GenerationConfig, kwargs: dict[str, Any]
+) -> bool:
+    """Whether `generate_fast` covers this call of `generate`; if not, `generate` must do it."""
     text_config = model.config.get_text_config()
-    plain_cache = all(type(layer) is DynamicLayer for layer in DynamicCache(config=text_config).layers)
+    plain_cache = all(
+        type(layer) is DynamicLayer for layer in DynamicCache(config=text_config).layers
+    )
     plain_config = (
-        config.do_sample
-        and config.num_beams in (None, 1)
+        config.num_beams in (None, 1)
         and config.repetition_penalty in (None, 1.0)
         and config.cache_implementation is None
         and config.stop_strings is None
@@ -81,13 +84,13 @@ def can_sample(model: PeftModel, config: GenerationConfig, kwargs: dict[str, Any
 
 
 @torch.no_grad()
-def sample(
-    model: PeftModel,
+def generate_fast(
+    model: PreTrainedModel | PeftModel,
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor,
     config: GenerationConfig,
 ) -> torch.Tensor:
-    """Sample one completion for each row of left-padded prompts.
+    """Complete each row of left-padded prompts, by sampling or greedily.
 
     Args:
         input_ids: (B, T) prompts; equal neighbouring rows are computed once.
@@ -100,7 +103,7 @@ def sample(
     B = input_ids.size(0)
     room = int(config.max_new_tokens)
     end_ids = torch.as_tensor(config.eos_token_id, device=input_ids.device).reshape(-1)
-    warpers = _warpers(config)
+    choose = _sampler(config) if config.do_sample else _most_likely
     completion_ids = input_ids.new_full((B, room), int(config.pad_token_id))
 
     prompts = _prefill(model, input_ids, attention_mask, room)
@@ -109,7 +112,7 @@ def sample(
     rows = torch.arange(B, device=input_ids.device)  # the rows still in the batch
     writing = torch.ones(B, dtype=torch.bool, device=input_ids.device)  # those of them not done
     for t in range(room):
-        tokens = _draw(warpers(input_ids[rows], logits_BV.float()))
+        tokens = choose(logits_BV.float())
         completion_ids[rows[writing], t] = tokens[writing]
         writing &= ~torch.isin(tokens, end_ids)
         n_writing = int(writing.sum())
@@ -133,7 +136,10 @@ def sample(
 
 
 def _prefill(
-    model: PeftModel, input_ids: torch.Tensor, attention_mask: torch.Tensor, room: int
+    model: PreTrainedModel | PeftModel,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    room: int,
 ) -> Prefill:
     """Compute each distinct prompt once, then give every row its copy and room to write."""
     is_new = torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)
@@ -145,8 +151,12 @@ def _prefill(
     return prompts
 
 
-def _warpers(config: GenerationConfig) -> LogitsProcessorList:
-    """The warpers that `generate` would use, in its order."""
+def _most_likely(logits_BV: torch.Tensor) -> torch.Tensor:
+    return logits_BV.argmax(dim=-1)
+
+
+def _sampler(config: GenerationConfig) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Draw after the warpers that `generate` would use, in its order."""
     warpers = LogitsProcessorList()
     if config.temperature not in (None, 1.0):
         warpers.append(TemperatureLogitsWarper(config.temperature))
@@ -156,7 +166,8 @@ def _warpers(config: GenerationConfig) -> LogitsProcessorList:
         warpers.append(TopPLogitsWarper(top_p=config.top_p))
     if config.min_p:
         warpers.append(MinPLogitsWarper(min_p=config.min_p))
-    return warpers
+    # None of these warpers looks at the tokens so far.
+    return lambda logits_BV: _draw(warpers(None, logits_BV))
 
 
 def _draw(logits_BV: torch.Tensor) -> torch.Tensor:
@@ -173,19 +184,21 @@ def _draw(logits_BV: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def merged_for_sampling(model: PeftModel) -> Iterator[None]:
-    """Within, the fp32 weights hold the adapter; after, they are bit by bit what they were.
+def merged_where_exact(model: PreTrainedModel | PeftModel) -> Iterator[None]:
+    """Within, fp32 weights hold the adapter; after, they are bit by bit what they were.
 
-    Saves the two small products of every LoRA layer at every token. Only for fp32 weights: in
-    bf16 the sum would be rounded, and the sampled policy would not be the trained one.
+    Saves the two small products of every LoRA layer at every token. Other weights stay as they
+    are: in bf16 or 4 bits the sum would be rounded, and the policy not the trained one.
     """
+    if not (isinstance(model, PeftModel) and can_merge(model)):
+        yield
+        return
     originals: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
-    for module in model.modules():
-        if isinstance(module, LoraLayer) and isinstance(module.get_base_layer(), torch.nn.Linear):
-            weight = module.get_base_layer().weight
-            delta = sum(module.get_delta_weight(name) for name in module.active_adapters)
-            originals.append((weight, weight.data))
-            weight.data = weight.data + delta
+    for module in _lora_layers(model):
+        weight = module.get_base_layer().weight
+        delta = sum(module.get_delta_weight(name) for name in module.active_adapters)
+        originals.append((weight, weight.data))
+        weight.data = weight.data + delta
     try:
         with model.disable_adapter():
             yield
@@ -194,16 +207,16 @@ def merged_for_sampling(model: PeftModel) -> Iterator[None]:
             weight.data = data
 
 
+def _lora_layers(model: PeftModel) -> list[LoraLayer]:
+    return [module for module in model.modules() if isinstance(module, LoraLayer)]
+
+
 def can_merge(model: PeftModel) -> bool:
-    """Whether merging for sampling is exact: plain LoRA in fp32 weights."""
-    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    return bool(layers) and all(
+    """Whether merging for generation is exact: plain LoRA without dropout, in fp32 weights."""
+    return all(
         type(layer.get_base_layer()) is torch.nn.Linear
         and layer.get_base_layer().weight.dtype == torch.float32
-        and not any(p > 0 for p in _dropout(layer))
-        for layer in layers
+        and not any(layer.use_dora.values())
+        and not any(getattr(module, "p", 0.0) for module in layer.lora_dropout.values())
+        for layer in _lora_layers(model)
     )
-
-
-def _dropout(layer: LoraLayer) -> list[float]:
-    return [getattr(module, "p", 0.0) for module in layer.lora_dropout.values()]

@@ -1,8 +1,12 @@
-"""What `evaluate.py` prints: sample completions and the table."""
+"""What the scripts print: sample completions, the table, and nothing of the libraries' noise."""
 
+import logging
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import datasets
+import transformers
 from rich.console import Console
 from rich.table import Table
 
@@ -19,16 +23,27 @@ ROWS = (
 )
 
 
+def quiet_libraries() -> None:
+    """Show warnings, but no progress bars of loading and no deprecation that is TRL's to mend."""
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    # TRL 1.16 still sets the old name of activation_checkpointing.
+    warnings.filterwarnings("ignore", message=".*gradient_checkpointing.* is deprecated")
+
+
 def print_samples(console: Console, records: Sequence[Record], count: int = 10) -> None:
     """Print a few problems with the completion and the verdict."""
     for record in records[:count]:
         verdict = "right" if record.correct else "wrong"
-        console.print(f"[{verdict}] {record.question}", highlight=False, markup=False)
+        console.print(
+            f"[{verdict}] {record.question}", highlight=False, markup=False, soft_wrap=True
+        )
         completion = " ".join(record.completion.split())
         gold = record.gold.rsplit("####", 1)[-1].strip()
         console.print(
             f"    {completion[:160]}  (judged: {record.extracted}, gold: {gold})",
-            highlight=False, markup=False,
+            highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
 
 
@@ -47,7 +62,7 @@ def print_table(console: Console, results: Mapping[str, Mapping[str, Any]]) -> N
     console.print(table)
     for label, result in results.items():
         if "delta" in result:
-            console.print(paired_line(label, result), highlight=False)
+            console.print(paired_line(label, result), highlight=False, soft_wrap=True)
 
 
 def _cell(key: str, value: Any) -> str:

@@ -8,21 +8,21 @@ Shapes: B rows of the batch at hand, G completions of one prompt, P prompts, T t
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 import trl.trainer.utils as trl_utils
 from datasets import Dataset
-from transformers import DynamicCache, GenerationConfig
+from transformers import GenerationConfig
 from trl import GRPOTrainer
 
 from sologrpo.config import SoloGRPOConfig
 from sologrpo.evaluation import evaluate_greedily
 from sologrpo.model import keep_trainable_in_fp32
-from sologrpo.prefill import positions, prefill
-from sologrpo.sampling import can_merge, can_sample, merged_for_sampling, sample
+from sologrpo.prompt_tree import build_prompt_trees
+from sologrpo.sampling import can_generate_fast, generate_fast, merged_where_exact
 
 # Loss types of `_compute_loss` (grpo_trainer.py:3175-3210) that are sums over rows, by how they
 # are normalised: over the tokens of the whole generation batch, or over the rows of the call.
@@ -60,13 +60,9 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         keep_trainable_in_fp32(self.model)
         _score_completion_tokens_only()
         self._rewards_G: torch.Tensor | None = None
-        # The cache that shares a prompt is not available under activation checkpointing, and a
-        # second forward outside of the wrapper is not for several processes.
-        self._shares_prompts = (
-            args.share_prompts
-            and not args.gradient_checkpointing
-            and self.accelerator.num_processes == 1
-        )
+        # Other attention implementations take no mask of our own.
+        attention = self.accelerator.unwrap_model(self.model).config._attn_implementation
+        self._shares_prompts = args.share_prompts and attention == "sdpa"
 
     # -- advantages -----------------------------------------------------------------------------
 
@@ -169,10 +165,10 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         original = model.generate
 
         def generate(generation_config: GenerationConfig, **inputs: Any) -> torch.Tensor:
-            if not can_sample(model, generation_config, inputs):
+            if not can_generate_fast(model, generation_config, inputs):
                 return original(generation_config=generation_config, **inputs)
-            with merged_for_sampling(model) if can_merge(model) else nullcontext():
-                return sample(model, **inputs, config=generation_config)
+            with merged_where_exact(model):
+                return generate_fast(model, **inputs, config=generation_config)
 
         model.generate = generate
         try:
@@ -194,12 +190,11 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         means; that is neither the accuracy that users will see nor comparable between runs.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        scores = evaluate_greedily(
-            self.accelerator.unwrap_model(self.model),
-            self.processing_class,
-            dataset,
-            max_new_tokens=self.max_completion_length,
-        )
+        model = self.accelerator.unwrap_model(self.model)
+        with merged_where_exact(model):
+            scores = evaluate_greedily(
+                model, self.processing_class, dataset, self.max_completion_length
+            )
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
         was_training = self.model.training
         self.model.eval()  # `log` (grpo_trainer.py:3302) would otherwise flush training metrics
@@ -215,6 +210,8 @@ def why_not_packed(config: SoloGRPOConfig) -> str | None:
     """Say why the loss must run as in TRL, or None if packing micro-batches is exact."""
     if config.loss_type not in GLOBALLY_NORMALISED + ROW_NORMALISED:
         return f"loss_type {config.loss_type} is normalised over each micro-batch"
+    if config.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        return "DeepSpeed's engine takes an optimizer step with every backward"
     if config.entropy_coef or config.use_adaptive_entropy:
         return "the entropy bonus acts on rows without advantage too"
     if config.top_entropy_quantile < 1.0:
@@ -297,32 +294,24 @@ def _score_with_shared_prompts(
 ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
     """Log-probs and entropies as in TRL, with every distinct prompt computed once.
 
-    The prompts but for their last tokens go into a key-value cache that keeps its graph; the cache
-    is expanded to the rows, which go on from the last prompt token.
+    The completions of one prompt stand side by side behind it in a single sequence, and the
+    attention mask keeps them apart. Each begins with its own copy of the last prompt token, from
+    which its first token is predicted.
 
     Returns:
         (B, T) log-probs of the completion tokens, (B, T) entropies or None, and None for the
         auxiliary loss.
     """
-    prefix_T = input_ids.size(1) - logits_to_keep - 1
-    prefix = torch.cat([input_ids[:, :prefix_T], attention_mask[:, :prefix_T]], dim=1)
-    distinct, prompt_of_row = torch.unique(prefix, dim=0, return_inverse=True)
-    prompts = prefill(model, distinct[:, :prefix_T], distinct[:, prefix_T:], DynamicCache())
-    prompts = prompts.expand(prompt_of_row)
-    tail_ids, tail_mask = input_ids[:, prefix_T:], attention_mask[:, prefix_T:]
-    labels = tail_ids.masked_fill(tail_mask == 0, -100)
-    labels[:, 0] = -100  # the last prompt token
-    mask = torch.cat([prompts.mask, tail_mask], dim=1)
+    tree = build_prompt_trees(input_ids, attention_mask, logits_to_keep)
     output = model(
-        input_ids=tail_ids,
-        attention_mask=mask,
-        position_ids=positions(mask)[:, prefix_T:],
-        past_key_values=prompts.cache,
-        labels=labels,
+        input_ids=tree.input_ids,
+        attention_mask=tree.mask[:, None],
+        position_ids=tree.position_ids,
+        shift_labels=tree.next_ids,
         fused_lm_head=True,
     )
-    # TRL's fused head returns one entry a label but the first; see trl/trainer/utils.py:1617.
-    return output.log_probs, output.entropy if compute_entropy else None, None
+    log_probs = tree.rows(output.log_probs)
+    return log_probs, tree.rows(output.entropy) if compute_entropy else None, None
 
 
 def select_and_trim(inputs: dict[str, Any], rows: list[int]) -> dict[str, Any]:
@@ -334,7 +323,10 @@ def select_and_trim(inputs: dict[str, Any], rows: list[int]) -> dict[str, Any]:
     n_rows = inputs["completion_ids"].size(0)
     prompt_T = int(inputs["prompt_mask"][rows].sum(dim=1).max())
     completion_T = int(inputs["completion_mask"][rows].sum(dim=1).max())
-    full_prompt_T, full_completion_T = inputs["prompt_ids"].size(1), inputs["completion_ids"].size(1)
+    full_prompt_T, full_completion_T = (
+        inputs["prompt_ids"].size(1),
+        inputs["completion_ids"].size(1),
+    )
     selected: dict[str, Any] = {}
     for name, value in inputs.items():
         if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.size(0) != n_rows:

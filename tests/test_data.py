@@ -167,7 +167,9 @@ def test_long_prompts_are_left_out_and_reported(
         )
     assert sorted(kept["question"]) == sorted(p["question"] for p in problems if p != problems[1])
     assert max(prompt_lengths(kept, tokenizer)) == lengths[-2]
-    assert f"left out 1 of 4 rows: prompt longer than max_prompt_tokens {lengths[-2]}" in caplog.text
+    assert (
+        f"left out 1 of 4 rows: prompt longer than max_prompt_tokens {lengths[-2]}" in caplog.text
+    )
     assert f"longest: {lengths[-1]}" in caplog.text
 
 

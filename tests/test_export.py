@@ -67,7 +67,10 @@ def test_dequantised_weights_are_those_that_were_trained_on(
     into_rounded = merge_adapter(dequantised(load(tiny_llama, load_in_4bit=True)), adapter)
     into_original = merge_adapter(load(tiny_llama), adapter)
     assert not any("4bit" in type(module).__name__ for module in into_rounded.modules())
-    near, far = divergence(trained, logits(into_rounded)), divergence(trained, logits(into_original))
+    near, far = (
+        divergence(trained, logits(into_rounded)),
+        divergence(trained, logits(into_original)),
+    )
     assert near < 1e-6
     assert far > 100 * near
 

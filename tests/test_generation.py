@@ -29,9 +29,7 @@ def ragged_prompts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return [render_prompt(xml.messages(question), tokenizer) for question in questions]
 
 
-def by_hand(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str
-) -> Completion:
+def by_hand(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> Completion:
     """One prompt, one token at a time, no cache, no padding."""
     ids: list[int] = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     new: list[int] = []

@@ -255,7 +255,14 @@ def test_unknown_model_names_a_way_that_works() -> None:
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+OUT_OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    MemoryError(),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+]
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY)
 def test_model_that_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, tiny_llama: Path, error: Exception
 ) -> None:

@@ -1,0 +1,482 @@
+"""The command line, as users meet it: two steps of training, evaluation, and bad input."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from sologrpo.config import RunArguments
+from sologrpo.data import load_test_prompts, render_prompt
+from sologrpo.generation import generate_greedily
+from sologrpo.model import load_tokenizer
+from tiny import ROOT, rows, write_rows
+
+RESULT_FIELDS = {
+    "n", "accuracy", "accuracy_ci95", "accuracy_lenient", "format_rate", "truncated_rate",
+    "trailing_text_rate", "mean_completion_tokens", "model", "adapter", "precision",
+    "prompt_format", "seed", "versions",
+}  # fmt: skip
+PAIRED_FIELDS = {"baseline_accuracy", "delta", "delta_ci95", "mcnemar_p"}
+NEW_TOKENS = 16
+
+
+def tiny_config(model: Path, data: Path, output: Path) -> dict[str, Any]:
+    return {
+        "model_name_or_path": str(model),
+        "dataset_name": str(data),
+        "output_dir": str(output),
+        "load_in_4bit": False,
+        "dtype": "float32",
+        "bf16": False,
+        "rewards": ["strict_format", "tiny:digit_share"],
+        "num_generations": 4,
+        "per_device_train_batch_size": 8,
+        "max_completion_length": NEW_TOKENS,
+        "max_steps": 2,
+        "learning_rate": 0.01,
+        "lora_r": 4,
+        "seed": 3,
+    }
+
+
+# -- two runs and an evaluation, as subprocesses -------------------------------------------------
+
+
+def start(script: str, *arguments: str | Path) -> subprocess.Popen[str]:
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / script), *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    stdout, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stdout + stderr
+    return stdout
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.fixture(scope="module")
+def config_file(work: Path, tiny_llama: Path, tiny_data: Path) -> Path:
+    path = work / "tiny.yaml"
+    settings = tiny_config(tiny_llama, tiny_data, work / "unused")
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(work: Path, config_file: Path) -> tuple[Path, Path, str]:
+    """Two runs with one seed, and what the first printed."""
+    folders = (work / "first", work / "second")
+    started = [
+        start("train.py", "--config", config_file, "--output_dir", folder) for folder in folders
+    ]
+    printed = [finish(process) for process in started]
+    return (*folders, printed[0])
+
+
+@pytest.fixture(scope="module")
+def evaluated(work: Path, runs: tuple[Path, Path, str]) -> tuple[Path, str]:
+    """The folder of the merged model of the first run, and what its evaluation printed."""
+    merged = work / "merged"
+    return merged, finish(start("evaluate.py", "--run", runs[0], "--save_merged", merged))
+
+
+def adapter_weights(run: Path) -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = load_file(str(run / "adapter/adapter_model.safetensors"))
+    return weights
+
+
+def test_training_changes_every_layer_of_the_adapter(runs: tuple[Path, Path, str]) -> None:
+    # B starts at zero: what is not zero has been trained.
+    trained = {name: w for name, w in adapter_weights(runs[0]).items() if "lora_B" in name}
+    assert len(trained) == 14
+    assert all(torch.count_nonzero(weight) > 0 for weight in trained.values())
+
+
+def test_one_seed_gives_one_adapter(runs: tuple[Path, Path, str]) -> None:
+    first, second = map(adapter_weights, runs[:2])
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_run_directory(runs: tuple[Path, Path, str], tiny_llama: Path) -> None:
+    run = runs[0]
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    assert config["model_name_or_path"] == str(tiny_llama)
+    assert config["lora_r"] == 4
+    assert config["temperature"] == 1.0  # a default of TRL, written down
+    environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+    assert environment["versions"]["torch"] == torch.__version__
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in metrics if "reward" in row]
+    assert [row["step"] for row in steps] == [1, 2]
+    assert all("rewards/digit_share/mean" in row for row in steps)
+    adapter = json.loads((run / "adapter/adapter_config.json").read_text(encoding="utf-8"))
+    assert adapter["base_model_name_or_path"] == str(tiny_llama)
+    assert (run / "report.html").read_text(encoding="utf-8").count("<html") == 1
+    assert (run / "reward_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_completions_are_kept_with_their_rewards(runs: tuple[Path, Path, str]) -> None:
+    files = sorted((runs[0] / "completions").glob("*.parquet"))
+    assert len(files) == 2
+    for file in files:
+        table = pyarrow.parquet.read_table(file).to_pydict()
+        assert len(table["completion"]) == 8
+        assert len(set(map(str, table["completion"]))) > 1
+        assert set(table["strict_format"]) == {-1.0}
+        assert len(set(table["digit_share"])) > 1
+
+
+def test_one_readable_line_a_step(runs: tuple[Path, Path, str]) -> None:
+    lines = [line for line in runs[2].splitlines() if line.startswith("step ")]
+    assert [line.split()[1] for line in lines] == ["1/2", "2/2"]
+    for part in ("reward", "strict_format -1.00", "digit_share", "cut off", "entropy"):
+        assert all(part in line for line in lines)
+
+
+def test_results_have_every_field(
+    runs: tuple[Path, Path, str], evaluated: tuple[Path, str], tiny_llama: Path
+) -> None:
+    baseline, trained = (
+        json.loads((runs[0] / "eval" / label / "results.json").read_text(encoding="utf-8"))
+        for label in ("baseline", "trained")
+    )
+    assert not RESULT_FIELDS - baseline.keys()
+    assert not RESULT_FIELDS - trained.keys()
+    assert not PAIRED_FIELDS - trained.keys()
+    assert (baseline["adapter"], trained["adapter"]) == (None, str(runs[0] / "adapter"))
+    assert baseline["n"] == trained["n"] == 6
+    assert baseline["model"] == trained["model"] == str(tiny_llama)
+    assert set(trained["by_kind"]) == {"add", "subtract"}
+    assert "report" in evaluated[1]
+    assert "6 test problems, greedy" in evaluated[1]
+
+
+def test_merged_model_equals_base_and_adapter(
+    runs: tuple[Path, Path, str],
+    evaluated: tuple[Path, str],
+    tiny_llama: Path,
+    tiny_data: Path,
+) -> None:
+    tokenizer = load_tokenizer(str(tiny_llama))
+    problems = load_test_prompts(RunArguments(dataset_name=str(tiny_data)))
+    prompts = [render_prompt(prompt, tokenizer) for prompt in problems["prompt"]]
+
+    def outputs(model: torch.nn.Module) -> list[str]:
+        return [c.text for c in generate_greedily(model, tokenizer, prompts, NEW_TOKENS)]
+
+    base = AutoModelForCausalLM.from_pretrained(str(tiny_llama), dtype=torch.float32)
+    untrained = outputs(base)
+    unmerged = outputs(PeftModel.from_pretrained(base, str(runs[0] / "adapter")))
+    merged = outputs(AutoModelForCausalLM.from_pretrained(str(evaluated[0]), dtype="auto"))
+    recorded = (runs[0] / "eval/trained/records.jsonl").read_text(encoding="utf-8").splitlines()
+    assert merged == unmerged
+    assert [json.loads(line)["completion"] for line in recorded] == unmerged
+    assert merged != untrained
+
+
+# -- the same scripts, called in this process ----------------------------------------------------
+
+Call = Callable[..., "Printed"]
+
+
+class Printed(str):
+    """What a script printed on stderr; its exit code and what it printed on stdout beside it."""
+
+    code: int
+    stdout: str
+
+
+def load_script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"script_{name}", ROOT / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """Run `train.py` or `evaluate.py` with these arguments; capture what it prints."""
+
+    def run(script: str, *arguments: str | Path) -> Printed:
+        module = load_script(script)
+        monkeypatch.setattr(sys, "argv", [f"{script}.py", *map(str, arguments)])
+        capfd.readouterr()
+        code = 0
+        try:
+            module.main()
+        except SystemExit as error:
+            code = int(error.code or 0)
+        captured = capfd.readouterr()
+        printed = Printed(captured.err)
+        printed.code, printed.stdout = code, captured.out
+        return printed
+
+    return run
+
+
+def assert_one_line_error(stderr: str, code: int, *says: str) -> None:
+    """Exit code 2, and the error is one line, the last; bars and warnings may stand before it."""
+    assert code == 2
+    assert "Traceback" not in stderr
+    assert stderr.count("error: ") == 1
+    assert stderr.endswith("\n")
+    line = stderr[:-1].split("\n")[-1]
+    assert line.startswith("error: ")
+    for text in says:
+        assert text in line
+
+
+@pytest.fixture
+def train(call: Call, config_file: Path, tmp_path: Path) -> Call:
+    """`train.py` on the tiny config, into a fresh folder."""
+
+    def run(*arguments: str | Path) -> Printed:
+        return call("train", "--config", config_file, "--output_dir", tmp_path / "run", *arguments)
+
+    return run
+
+
+TRAIN_ERRORS = [
+    pytest.param(["--dataset_name", "no/data"], ["'no/data'", "works without a hub"], id="dataset"),
+    pytest.param(["--dataset_train_split", "dev"], ["has no dev.jsonl"], id="split"),
+    pytest.param(
+        ["--rewards", "strict_fromat"], ["'strict_fromat'", "'strict_format'"], id="reward"
+    ),
+    pytest.param(
+        ["--num_generation", "4"], ["'num_generation'", "'num_generations'"], id="key-near"
+    ),
+    pytest.param(["--group_size", "4"], ["'group_size'", "num_generations"], id="key-renamed"),
+    pytest.param(["--qqqqq", "4"], ["unknown key 'qqqqq'"], id="key-unknown"),
+    pytest.param(["--max_steps", "many"], ["max_steps", "many"], id="type"),
+    pytest.param(["--dtype", "bfloat17"], ["bfloat17"], id="dtype"),
+    pytest.param(["--prompt_format", "yaml"], ["prompt_format", "xml"], id="choice"),
+    pytest.param(
+        ["--num_generations", "3"], ["8", "3", "per_device_train_batch_size"], id="groups"
+    ),
+    pytest.param(["--resume"], ["--resume", "no checkpoint"], id="resume"),
+    pytest.param(
+        ["--model_name_or_path", "no/model"], ["'no/model'", "local folder works"], id="model"
+    ),
+    pytest.param(["--max_prompt_tokens", "1"], ["max_prompt_tokens 1"], id="prompt-limit"),
+    pytest.param(
+        ["--num_validation_examples", "12"], ["num_validation_examples 12"], id="validation"
+    ),
+    pytest.param(
+        ["--eval_strategy", "steps"], ["num_validation_examples"], id="nothing-to-validate"
+    ),
+    pytest.param(["--reward_weights", "1.0"], ["1 reward_weights for 2 rewards"], id="weights"),
+    pytest.param(["--worked_examples", "no.yaml"], ["no file no.yaml"], id="examples"),
+    pytest.param(["--max_train_examples", "0"], ["max_train_examples 0"], id="no-examples"),
+    pytest.param(["--max_train_examples", "1"], ["1", "2 prompts"], id="less-than-a-batch"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), TRAIN_ERRORS)
+def test_bad_input_of_training(
+    train: Call, tmp_path: Path, arguments: list[str], says: list[str]
+) -> None:
+    printed = train(*arguments)
+    assert_one_line_error(printed, printed.code, *says)
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_config_file(call: Call) -> None:
+    printed = call("train", "--config", "nowhere.yaml")
+    assert_one_line_error(printed, printed.code, "no config file nowhere.yaml")
+
+
+def test_row_without_gold_is_named(train: Call, tmp_path: Path) -> None:
+    problems = rows(5)
+    problems[3]["answer"] = "it is 12"
+    file = write_rows(tmp_path / "broken.jsonl", problems)
+    printed = train("--dataset_name", file)
+    assert_one_line_error(printed, printed.code, "broken.jsonl", "row 4", "####")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("learning_rat: 1", ["'learning_rat'", "'learning_rate'"]),
+        ("cliprange: 0.2", ["'cliprange'", "epsilon"]),
+        ("- a list", ["key: value"]),
+        ("a: [", ["not valid YAML"]),
+    ],
+)
+def test_bad_config_file(call: Call, tmp_path: Path, text: str, says: list[str]) -> None:
+    config = tmp_path / "bad.yaml"
+    config.write_text(text, encoding="utf-8")
+    printed = call("train", "--config", config)
+    assert_one_line_error(printed, printed.code, *says)
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_existing_run_is_left_alone(
+    call: Call, runs: tuple[Path, Path, str], config_file: Path
+) -> None:
+    before = contents(runs[1])
+    assert before
+    printed = call("train", "--config", config_file, "--output_dir", runs[1])
+    assert_one_line_error(printed, printed.code, "already holds a run", "--resume")
+    assert contents(runs[1]) == before
+
+
+def test_output_dir_that_cannot_be_made(train: Call, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    printed = train("--output_dir", tmp_path / "file" / "run")
+    assert_one_line_error(printed, printed.code, "cannot make output_dir")
+
+
+def test_traceback_on_request(
+    monkeypatch: pytest.MonkeyPatch, config_file: Path, tmp_path: Path
+) -> None:
+    from sologrpo.errors import InputError
+
+    arguments = ["--config", config_file, "--rewards", "nothing", "--traceback"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *map(str, arguments)])
+    with pytest.raises(InputError, match="nothing"):
+        load_script("train").main()
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(
+    train: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = train("--dry_run")
+    assert printed.code == 0
+    assert "2 prompts x 4 completions = 8 a generation batch" in printed.stdout
+    assert "2 optimizer steps" in printed.stdout
+    assert tiny_llama.name in printed.stdout
+    assert "strict_format, tiny:digit_share" in printed.stdout
+    assert "<|im_start|>system" in printed.stdout
+    assert "####" not in printed.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+EVALUATION_ERRORS = [
+    pytest.param([], ["--run runs/NAME, or --model NAME"], id="nothing"),
+    pytest.param(["--run", "nowhere"], ["nowhere is not a run directory"], id="run"),
+    pytest.param(["--rum", "nowhere"], ["'rum'", "'run'"], id="key"),
+    pytest.param(
+        ["--model", "no/model", "--dataset_name", "DATA"],
+        ["'no/model'", "local folder works"],
+        id="model",
+    ),
+    pytest.param(
+        ["--model", "MODEL", "--dataset_name", "no/data"],
+        ["'no/data'", "test.jsonl works without a hub"],
+        id="dataset",
+    ),
+    pytest.param(["--model", "MODEL", "--adapter", "DATA"], ["holds no adapter"], id="no-adapter"),
+    pytest.param(
+        ["--model", "MODEL", "--dataset_name", "DATA", "--limit", "0"], ["limit"], id="limit"
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), EVALUATION_ERRORS)
+def test_bad_input_of_evaluation(
+    call: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_llama: Path,
+    tiny_data: Path,
+    arguments: list[str],
+    says: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    real = {"MODEL": str(tiny_llama), "DATA": str(tiny_data)}
+    printed = call("evaluate", *(real.get(argument, argument) for argument in arguments))
+    assert_one_line_error(printed, printed.code, *says)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_adapter_that_is_not_there_yet(call: Call, tmp_path: Path, tiny_llama: Path) -> None:
+    # A run that was stopped before it saved its adapter.
+    settings = {"model_name_or_path": str(tiny_llama)}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    printed = call("evaluate", "--run", tmp_path)
+    assert_one_line_error(printed, printed.code, "holds no adapter")
+
+
+@pytest.mark.parametrize("script", ["train", "evaluate"])
+def test_bad_input_in_a_real_process(
+    script: str, runs: tuple[Path, Path, str], config_file: Path, tiny_qwen: Path, tiny_data: Path
+) -> None:
+    before = contents(runs[1])
+    if script == "train":
+        arguments = ["--config", config_file, "--output_dir", runs[1]]
+        says = ["already holds a run"]
+    else:
+        arguments = ["--run", runs[1], "--model", tiny_qwen]
+        says = ["made for base model", "tiny-llama", "tiny-qwen"]
+    process = start(f"{script}.py", *arguments)
+    _, stderr = process.communicate(timeout=120)
+    assert_one_line_error(stderr, process.returncode, *says)
+    assert contents(runs[1]) == before
+
+
+def test_4bit_run_is_merged_into_the_weights_it_was_trained_on(
+    call: Call, train: Call, tmp_path: Path
+) -> None:
+    trained = train("--load_in_4bit", "true", "--max_steps", "1")
+    assert trained.code == 0, trained
+    evaluated = call("evaluate", "--run", tmp_path / "run", "--limit", "2")
+    assert evaluated.code == 0, evaluated
+    original = call(
+        "evaluate", "--run", tmp_path / "run", "--limit", "2",
+        "--merge_into", "original", "--label", "original",
+    )  # fmt: skip
+    assert original.code == 0, original
+    precision = {
+        label: json.loads((tmp_path / "run/eval" / label / "results.json").read_text())["precision"]
+        for label in ("trained", "original")
+    }
+    assert precision == {
+        "trained": "NF4 dequantised, float32, adapter merged",
+        "original": "unquantised, float32, adapter merged",
+    }
+
+
+def test_merged_folder_is_evaluated_as_a_model(
+    call: Call, tmp_path: Path, runs: tuple[Path, Path, str], evaluated: tuple[Path, str],
+    tiny_data: Path,
+) -> None:  # fmt: skip
+    merged = evaluated[0]
+    printed = call(
+        "evaluate", "--model", merged, "--dataset_name", tiny_data, "--output_dir", tmp_path,
+        "--max_completion_length", NEW_TOKENS,
+    )  # fmt: skip
+    assert printed.code == 0, printed
+    alone = (tmp_path / "eval" / merged.name / "records.jsonl").read_text(encoding="utf-8")
+    assert alone == (runs[0] / "eval/trained/records.jsonl").read_text(encoding="utf-8")
