@@ -14,7 +14,8 @@ def fast_dtype() -> torch.dtype:
     """The number format that this device multiplies natively and that trains well.
 
     bf16 on cards since Ampere and on CPUs with AVX512-BF16 or AMX, fp16 on older cards, fp32 on
-    other CPUs, where emulated bf16 was measured 7 to 400 times slower (docs/LOG.md).
+    other CPUs, where bf16 is emulated: 7 times slower in a matrix product, 15 times or more in a
+    forward pass of SmolLM2-135M (docs/LOG.md).
     """
     if torch.cuda.is_available():
         native = torch.cuda.is_bf16_supported(including_emulation=False)
