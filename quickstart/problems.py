@@ -74,7 +74,7 @@ def generate(
     n: int,
     seed: int = 0,
     *,
-    max_number: int = 12,
+    max_number: int = 9,
     two_step_share: float = 0.1,
 ) -> list[Problem]:
     """Return `n` different problems of `split`, shuffled and balanced over the kinds.
@@ -229,7 +229,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num_train", type=int, default=2000)
     parser.add_argument("--num_test", type=int, default=400)
-    parser.add_argument("--max_number", type=int, default=12, help="largest number to add/subtract")
+    parser.add_argument("--max_number", type=int, default=9, help="largest number to add/subtract")
     parser.add_argument("--two_step_share", type=float, default=0.1, help="from 0 to 1")
     parser.add_argument("--out", type=Path, default=Path("quickstart"), help="folder")
     args = parser.parse_args(argv)

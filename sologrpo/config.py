@@ -135,7 +135,7 @@ class RunArguments:
 
 
 @dataclass
-class SoloGRPOConfig(GRPOConfig):
+class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
     """TRL's `GRPOConfig` plus the switches of `SoloGRPOTrainer`."""
 
     train_token_budget: int = field(
@@ -151,9 +151,7 @@ class SoloGRPOConfig(GRPOConfig):
         """Choose the device, then check the batch arithmetic before TRL does."""
         if not torch.cuda.is_available():
             self.use_cpu = True
-        if self.bf16 is None and not self.fp16:
-            self.bf16 = fast_dtype() is torch.bfloat16
-            self.fp16 = fast_dtype() is torch.float16
+        self._choose_dtype()
         super().__post_init__()
         if self.n_gpu > 1:
             raise InputError(
@@ -161,6 +159,13 @@ class SoloGRPOConfig(GRPOConfig):
                 "start one process a GPU with accelerate launch --num_processes"
             )
         self._check_optimizer_steps()
+
+    def _choose_dtype(self) -> None:
+        bf16: bool | None = self.bf16
+        fp16: bool = self.fp16
+        if bf16 is None and not fp16:
+            self.bf16: bool | None = fast_dtype() is torch.bfloat16
+            self.fp16: bool = fast_dtype() is torch.float16
 
     def _check_optimizer_steps(self) -> None:
         if self.steps_per_generation % self.gradient_accumulation_steps:

@@ -8,6 +8,7 @@ Shapes: B rows of the batch at hand, G completions of one prompt, P prompts, T t
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 import trl.trainer.utils as trl_utils
 from datasets import Dataset
-from transformers import GenerationConfig
+from transformers import GenerationConfig, TrainerControl
 from trl import GRPOTrainer
 
 from sologrpo.config import SoloGRPOConfig
@@ -23,6 +24,8 @@ from sologrpo.evaluation import evaluate_greedily
 from sologrpo.model import keep_trainable_in_fp32
 from sologrpo.prompt_tree import build_prompt_trees
 from sologrpo.sampling import can_generate_fast, generate_fast, merged_where_exact
+
+logger = logging.getLogger(__name__)
 
 # Loss types of `_compute_loss` (grpo_trainer.py:3175-3210) that are sums over rows, by how they
 # are normalised: over the tokens of the whole generation batch, or over the rows of the call.
@@ -56,6 +59,8 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._micro_batch_size: int = args.per_device_train_batch_size
         if self.stock_reason is None:
             args = _whole_optimizer_batch(args)
+        else:
+            logger.warning("the training pass runs as in TRL: %s", self.stock_reason)
         super().__init__(model, reward_funcs, args, **kwargs)
         keep_trainable_in_fp32(self.model)
         _score_completion_tokens_only()
@@ -104,7 +109,10 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         still has its graph, the others are done and enter as a detached number.
         """
         if self.stock_reason is not None or not self.model.training:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            stock_loss: torch.Tensor = super().compute_loss(
+                model, inputs, return_outputs, num_items_in_batch
+            )
+            return stock_loss
         rows = self._rows_that_train(inputs)
         self._metrics["train"]["trained_completions"].append(float(len(rows)))
         if not rows:
@@ -166,7 +174,8 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
         def generate(generation_config: GenerationConfig, **inputs: Any) -> torch.Tensor:
             if not can_generate_fast(model, generation_config, inputs):
-                return original(generation_config=generation_config, **inputs)
+                output: torch.Tensor = original(generation_config=generation_config, **inputs)
+                return output
             with merged_where_exact(model):
                 return generate_fast(model, **inputs, config=generation_config)
 
@@ -200,7 +209,8 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.model.eval()  # `log` (grpo_trainer.py:3302) would otherwise flush training metrics
         self.log(metrics)
         self.model.train(was_training)
-        self.control = self.callback_handler.on_evaluate(
+        handler = self.callback_handler
+        self.control: TrainerControl = handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )
         return metrics
@@ -263,11 +273,9 @@ def pack_by_tokens(
         lengths: (prompt, completion) tokens of every row.
         budget: tokens of a group, padding counted.
         prompts: number of the prompt of every row, if a prompt counts once for all its rows in a
-            group; those rows then stay together. Otherwise rows of similar length do.
+            group; those rows then stay together where they fit. Otherwise rows of similar length
+            do.
     """
-
-    def order(row: int) -> tuple[int, ...]:
-        return (-sum(lengths[row]), row) if prompts is None else (prompts[row], lengths[row][1])
 
     def tokens(batch: list[int]) -> int:
         prompt_T = max(lengths[row][0] for row in batch)
@@ -275,12 +283,21 @@ def pack_by_tokens(
         n_prompts = len(batch) if prompts is None else len({prompts[row] for row in batch})
         return n_prompts * prompt_T + len(batch) * completion_T
 
+    def units() -> Iterator[list[int]]:
+        """What is better not torn apart: the rows of one prompt, or single rows."""
+        ordered = sorted(rows, key=lambda row: sum(lengths[row]), reverse=True)
+        together: dict[int, list[int]] = {}
+        for row in ordered:
+            together.setdefault(row if prompts is None else prompts[row], []).append(row)
+        for unit in together.values():
+            yield from [unit] if tokens(unit) <= budget else ([row] for row in unit)
+
     batch: list[int] = []
-    for row in sorted(rows, key=order):
-        if batch and tokens([*batch, row]) > budget:
+    for unit in units():
+        if batch and tokens(batch + unit) > budget:
             yield batch
             batch = []
-        batch.append(row)
+        batch = batch + unit
     if batch:
         yield batch
 

@@ -144,9 +144,9 @@ def test_numbers_keep_their_split_in_any_order() -> None:
 
 def test_balance() -> None:
     train = Counter(row["kind"] for row in read("train"))
-    assert train == dict.fromkeys(ONE_STEP, 400) | dict.fromkeys(TWO_STEP, 100)
+    assert train == dict.fromkeys(ONE_STEP, 450) | dict.fromkeys(TWO_STEP, 50)
     test = Counter(row["kind"] for row in read("test"))
-    assert test == dict.fromkeys(ONE_STEP, 80) | dict.fromkeys(TWO_STEP, 20)
+    assert test == dict.fromkeys(ONE_STEP, 90) | dict.fromkeys(TWO_STEP, 10)
     uneven = Counter(row["kind"] for row in generate("train", 42, two_step_share=0))
     assert sorted(uneven.values()) == [10, 10, 11, 11]
     assert {row["kind"] for row in generate("test", 40, two_step_share=1)} == set(TWO_STEP)
