@@ -277,8 +277,8 @@ PANELS = (
     Panel(
         "Validation, greedy",
         (
-            Line("validation/accuracy", "accuracy", smooth=False),
-            Line("validation/format_rate", "strict format", smooth=False),
+            Line("eval_accuracy", "accuracy", smooth=False),
+            Line("eval_format_rate", "strict format", smooth=False),
         ),
         percent=True,
     ),
@@ -331,12 +331,12 @@ def _draw_rewards(axes: Axes, metrics: list[Record]) -> None:
     axes.set_ylabel("mean reward a step")
     for line, colour in zip(_reward_lines(metrics), _cycle(COLOURS), strict=False):
         _draw_line(axes, series(metrics, line.key), line, colour, emphasis=line.key == "reward")
-    validation = series(metrics, "validation/accuracy")
+    validation = series(metrics, "eval_accuracy")
     if validation:
         right = _right_axis(axes, "validation accuracy", VALIDATION_COLOUR)
         right.set_ylim(0, 1)
         _as_percent(right)
-        line = Line("validation/accuracy", "validation accuracy (right)", smooth=False)
+        line = Line("eval_accuracy", "validation accuracy (right)", smooth=False)
         _draw_line(right, validation, line, VALIDATION_COLOUR)
     if not axes.lines:
         axes.text(0.5, 0.5, "no steps logged yet", ha="center", transform=axes.transAxes)
@@ -724,7 +724,7 @@ def _before_and_after(evaluations: list[Evaluation]) -> Record:
 
 def _tiles(run: Run) -> list[tuple[str, str]]:
     """Name and value of the few numbers at the top."""
-    reward, accuracy = series(run.metrics, "reward"), series(run.metrics, "validation/accuracy")
+    reward, accuracy = series(run.metrics, "reward"), series(run.metrics, "eval_accuracy")
     seconds = series(run.metrics, "step_time")
     tiles = [
         ("model", str(run.config.get("model_name_or_path") or "")),

@@ -66,7 +66,7 @@ def metric_rows() -> list[dict[str, Any]]:
         rows.append(metric_row(step, rng))
         if step % 10 == 0:
             accuracy = 0.31 + step / 200
-            validation = {"validation/accuracy": accuracy, "validation/format_rate": 0.9}
+            validation = {"eval_accuracy": accuracy, "eval_format_rate": 0.9}
             rows.append({"step": step, **validation})
     return rows
 
