@@ -285,7 +285,7 @@ def pack_by_tokens(
 
     def units() -> Iterator[list[int]]:
         """What is better not torn apart: the rows of one prompt, or single rows."""
-        ordered = sorted(rows, key=lambda row: sum(lengths[row]), reverse=True)
+        ordered = sorted(rows, key=lambda row: (-sum(lengths[row]), row))
         together: dict[int, list[int]] = {}
         for row in ordered:
             together.setdefault(row if prompts is None else prompts[row], []).append(row)
