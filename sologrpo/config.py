@@ -325,7 +325,6 @@ class EvaluationSettings:
     adapter: Path | None
     model: ModelConfig
     data: RunArguments
-    merge_into: str
     save_merged: str | None
     max_completion_length: int
     limit: int | None
@@ -370,7 +369,6 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
         adapter=Path(adapter) if adapter else None,
         model=model,
         data=data,
-        merge_into=args.merge_into,
         save_merged=args.save_merged,
         max_completion_length=args.max_completion_length
         or saved.get("max_completion_length")
