@@ -16,6 +16,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rewards.checking import (
+    PASSED_BY_TRL,
+    RewardError,
+    RewardSpecError,
+    check_signature,
+    checked,
+    reward_name,
+)
 from rewards.correctness import answer_correctness, boxed_correctness, gsm8k_weighted
 from rewards.format import (
     has_strict_format,
@@ -34,18 +42,25 @@ from rewards.grading import (
     lenient_is_correct,
     parse_gold,
 )
+from rewards.hacking import hacking_signs
 from rewards.length import completion_length, reasoning_length
 
 __all__ = [
+    "OUTCOME_REWARDS",
     "PROMPT_FORMATS",
     "REWARDS",
     "Reward",
+    "RewardError",
+    "RewardSpecError",
     "Verdict",
     "answer_correctness",
     "boxed_correctness",
+    "check_signature",
+    "checked",
     "completion_length",
     "extract_answer",
     "gsm8k_weighted",
+    "hacking_signs",
     "has_strict_format",
     "has_trailing_text",
     "integer_answer",
@@ -55,8 +70,10 @@ __all__ = [
     "lenient_is_correct",
     "load_reward",
     "load_rewards",
+    "name_of_spec",
     "parse_gold",
     "reasoning_length",
+    "reward_name",
     "strict_format",
     "trailing_text",
 ]
@@ -78,28 +95,44 @@ REWARDS: dict[str, Reward] = {
         reasoning_length,
     )
 }
-# What TRL passes by keyword on every call: a parameter of the config would be overwritten.
-_PASSED_BY_TRL = {
-    *("prompts", "completions", "completion_ids", "trainer_state"),
-    *("log_extra", "log_metric", "environments"),
-}
+
+# Those that judge the answer: 1 for a right one.
+OUTCOME_REWARDS = ("answer_correctness", "boxed_correctness", "gsm8k_weighted")
 
 
-def load_rewards(specs: Sequence[Spec]) -> list[Reward]:
-    """The reward functions named by a config's list, in its order; ValueError if one is unknown.
+def load_rewards(specs: Sequence[Spec], columns: Sequence[str] | None = None) -> list[Reward]:
+    """The reward functions named by a config's list, in its order, each `checked` on every call.
+
+    Args:
+        specs: names, ``{name: parameters}``, or ``my_module:my_reward``.
+        columns: the columns of the dataset, to check that each reward can be called with them.
+
+    Raises:
+        RewardSpecError: one line that says what to write instead.
 
     >>> length = {"completion_length": {"max_tokens": 200, "penalty": 1.0}}
     >>> [reward.__name__ for reward in load_rewards(["strict_format", length])]
     ['strict_format', 'completion_length']
     """
     if isinstance(specs, str | Mapping):
-        raise ValueError(f"rewards must be a list, not {specs!r}: write rewards: [{specs}]")
+        raise RewardSpecError(f"rewards must be a list, not {specs!r}: write rewards: [{specs}]")
     rewards = [load_reward(spec) for spec in specs]
-    names = [_name(reward) for reward in rewards]
-    for name in names:
+    names = [reward_name(reward) for reward in rewards]
+    for name, reward in zip(names, rewards, strict=True):
         if names.count(name) > 1:
-            raise ValueError(f"reward {name!r} is listed twice: its metrics would be mixed up")
-    return rewards
+            raise RewardSpecError(f"reward {name!r} is listed twice: its metrics would be mixed up")
+        if columns is not None:
+            check_signature(reward, columns)
+    return [checked(reward) for reward in rewards]
+
+
+def name_of_spec(spec: Spec) -> str:
+    """The name under which the reward of a spec is logged, without loading it.
+
+    >>> name_of_spec({"my_module:my_reward": {"scale": 2.0}})
+    'my_reward'
+    """
+    return _split(spec)[0].rpartition(":")[2]
 
 
 def load_reward(spec: Spec) -> Reward:
@@ -124,14 +157,14 @@ def _split(spec: Spec) -> tuple[str, dict[str, Any]]:
         name, parameters = next(iter(spec.items()))
         if isinstance(name, str) and (parameters is None or isinstance(parameters, Mapping)):
             return name, dict(parameters or {})
-    raise ValueError(f"a reward is a name or {{name: {{parameter: value}}}}, not {spec!r}")
+    raise RewardSpecError(f"a reward is a name or {{name: {{parameter: value}}}}, not {spec!r}")
 
 
 def _built_in(name: str) -> Reward:
     if name in REWARDS:
         return REWARDS[name]
     hint = _nearest(name, REWARDS)
-    raise ValueError(f"unknown reward {name!r}{hint}; 'python -m rewards' lists all names")
+    raise RewardSpecError(f"unknown reward {name!r}{hint}; 'python -m rewards' lists all names")
 
 
 def _import(path: str) -> Reward:
@@ -140,13 +173,15 @@ def _import(path: str) -> Reward:
         module = importlib.import_module(module_name)
     except Exception as error:
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"reward {path!r}: cannot import {module_name!r} ({problem})") from error
+        raise RewardSpecError(
+            f"reward {path!r}: cannot import {module_name!r} ({problem})"
+        ) from error
     reward = getattr(module, name, None)
     if reward is None:
         hint = _nearest(name, vars(module))
-        raise ValueError(f"reward {path!r}: module {module_name!r} has no {name!r}{hint}")
+        raise RewardSpecError(f"reward {path!r}: module {module_name!r} has no {name!r}{hint}")
     if not callable(reward):
-        raise ValueError(f"reward {path!r} is a {type(reward).__name__}, not a function")
+        raise RewardSpecError(f"reward {path!r} is a {type(reward).__name__}, not a function")
     return reward  # type: ignore[no-any-return]
 
 
@@ -155,14 +190,14 @@ def _check_parameters(name: str, reward: Reward, parameters: dict[str, Any]) -> 
         key: parameter.default
         for key, parameter in inspect.signature(reward).parameters.items()
         if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        and key not in _PASSED_BY_TRL
+        and key not in PASSED_BY_TRL  # a value of the config would be overwritten
     }
     for key, value in parameters.items():
         if key not in known:
             takes = ", ".join(sorted(known)) or "none"
-            raise ValueError(f"reward {name!r} has no parameter {key!r}; it takes: {takes}")
+            raise RewardSpecError(f"reward {name!r} has no parameter {key!r}; it takes: {takes}")
         if _is_number(known[key]) and not _is_number(value):
-            raise ValueError(f"reward {name!r}: {key} must be a number, not {value!r}")
+            raise RewardSpecError(f"reward {name!r}: {key} must be a number, not {value!r}")
 
 
 def _is_number(value: object) -> bool:
@@ -172,7 +207,3 @@ def _is_number(value: object) -> bool:
 def _nearest(name: str, known: Mapping[str, Any]) -> str:
     matches = difflib.get_close_matches(name, [*known], n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
-
-
-def _name(reward: Reward) -> str:
-    return getattr(reward, "__name__", type(reward).__name__)

@@ -1,10 +1,11 @@
-"""List the rewards, or score one completion with each of them.
+"""List the rewards, score one completion with each of them, or check a config's before a run.
 
-Three ways to call it::
+Four ways to call it::
 
     python -m rewards
     python -m rewards score --gold 42 "<answer>42</answer>"
     python -m rewards score --gold 42 --prompt_format boxed < completion.txt
+    python -m rewards check --config configs/quickstart.yaml
 """
 
 import argparse
@@ -14,7 +15,15 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from rewards import PROMPT_FORMATS, REWARDS, Reward, judge, lenient_is_correct, load_reward
+from rewards import (
+    PROMPT_FORMATS,
+    REWARDS,
+    Reward,
+    hacking_signs,
+    judge,
+    lenient_is_correct,
+    load_reward,
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -25,7 +34,12 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors are one line on stderr and exit code 2."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options, others = parser.parse_known_args(arguments)
+    if options.command == "check":
+        check(others)
+        return
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     if options.command != "score":
         list_rewards()
         return
@@ -48,6 +62,13 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--reward", action="append", help="only this one, or my_module:my_reward; repeatable"
     )
+    commands.add_parser(
+        "check",
+        help="check the rewards of a config before a run",
+        usage="python -m rewards check --config FILE [--key value ...]",
+        description="Check that right answers pay best and tricks do not. Takes all that train.py "
+        "takes. Exit code: 0 if all checks passed, 1 if one failed, 2 for bad input.",
+    )
     return parser
 
 
@@ -62,13 +83,32 @@ def score(completion: str, gold: str, prompt_format: str, names: list[str] | Non
     """Print the score of each reward, the extracted answer and the reason of the verdict."""
     verdict = judge(completion, gold, prompt_format)
     rewards = [(name, load_reward(name)) for name in names or REWARDS]
-    width = max(len("extracted answer"), *(len(name) for name, _ in rewards))
+    width = max(len("signs of hacking"), *(len(name) for name, _ in rewards))
     for name, reward in rewards:
         print(f"{name:{width}}  {_score(reward, completion, gold, prompt_format)}")
     print(f"{'extracted answer':{width}}  {verdict.extracted}")
     print(f"{'verdict':{width}}  {'right' if verdict.correct else 'wrong'}: {verdict.reason}")
     lenient = "right" if lenient_is_correct(completion, gold) else "wrong"
     print(f"{'last number':{width}}  {lenient} (for reports only)")
+    shown = [name for name, shows in hacking_signs(completion, prompt_format).items() if shows]
+    print(f"{'signs of hacking':{width}}  {', '.join(shown) or 'none'}")
+
+
+def check(arguments: list[str]) -> None:
+    """Check the rewards of a run that is given as for `train.py`; exit with 1 if a check failed."""
+    # Imported here because they need torch and TRL, which list and score do without.
+    from sologrpo.errors import one_line_errors
+    from sologrpo.reward_check import check_run
+    from sologrpo.summary import quiet_libraries
+
+    @one_line_errors
+    def checked() -> None:
+        quiet_libraries()
+        report = check_run(arguments)
+        print(report.text())
+        sys.exit(1 if report.failures else 0)
+
+    checked()
 
 
 def _score(reward: Reward, completion: str, gold: str, prompt_format: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Completion = str | Sequence[Mapping[str, Any]]
+Prompt = Completion
 Scores = list[float | None]
 
 
@@ -17,11 +18,20 @@ def text_of(completion: Completion) -> str:
         return completion
     if not completion:
         return ""
-    content = completion[-1].get("content")
+    return _content(completion[-1])
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
     if isinstance(content, str):
         return content
     # A list of parts; a message that only calls a tool has no content at all.
     return "".join(part.get("text") or "" for part in content or [])
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """All that the model was shown, without roles: the prompt itself, or its messages' contents."""
+    return prompt if isinstance(prompt, str) else "\n".join(map(_content, prompt))
 
 
 def texts_of(completions: Iterable[Completion]) -> list[str]:

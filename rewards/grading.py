@@ -3,7 +3,8 @@
 Where the answer is
     ``xml`` and ``r1_zero``: complete, exactly spelled ``<answer>…</answer>`` elements outside the
     reasoning; if there are several they must agree. ``boxed``: the last complete ``\\boxed{…}``
-    outside the reasoning, unless it ends a row of different boxes or later prose contradicts it.
+    outside the reasoning, unless it ends a row of different boxes, is a part of a longer formula,
+    or later prose contradicts it.
     Reasoning is ``<thinking>``, ``<think>`` or ``<reasoning>`` up to its close tag; one that never
     closes swallows the rest. The prompt of ``r1_zero`` ends in ``<think>``, so there everything up
     to the last ``</think>`` is reasoning.
@@ -21,17 +22,18 @@ equivalent, which lets unevaluated sums and several candidates pass; and its tim
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from rewards.values import Number, holds_number, read_integer, read_value
+from rewards.values import Number, holds_number, numbers_in, read_integer, read_value
 
 PROMPT_FORMATS = ("xml", "r1_zero", "boxed")
 OPEN, CLOSE, BOX = "<answer>", "</answer>", "\\boxed"
 # No honest completion has as many tags; the limits keep hostile ones linear and fast.
 MAX_TAGS = 400
 MAX_DISTINCT_ANSWERS = 8
+MAX_ABANDONED = 2_000  # characters of an answer begun and given up in which a number is looked for
 MAX_BOXES = 32
 MAX_BOX_CHARS = 400
 
@@ -159,9 +161,7 @@ def _find_answer(completion: str, prompt_format: str) -> _Answer:
 # Unlike the answer's own tags these are recognised in any case and with attributes: spelling the
 # tag of the reasoning wrongly must not bring what is inside it into view.
 # The look-ahead changes nothing but halves the time on a text full of "<".
-_REASONING_TAG = re.compile(
-    r"<(?=/?[tr])(/?)(think(?:ing)?|reasoning)(?:\s[^<>]*)?>", re.IGNORECASE
-)
+REASONING_TAG = re.compile(r"<(?=/?[tr])(/?)(think(?:ing)?|reasoning)(?:\s[^<>]*)?>", re.IGNORECASE)
 # Stands where reasoning was cut out, so that no answer can reach across the gap.
 _GAP = "<reasoning>"
 
@@ -172,18 +172,34 @@ def visible_text(completion: str, prompt_format: str) -> str:
     >>> visible_text("<think>9 * 2</think> It is 18.", "boxed")
     '<reasoning> It is 18.'
     """
-    tags = list(islice(_REASONING_TAG.finditer(completion), MAX_TAGS + 1))
-    if len(tags) > MAX_TAGS:
-        return ""
     position, pieces = 0, []
-    if prompt_format == "r1_zero":
-        position, tags = _after_prompted_reasoning(tags)
-        if not position:
-            return ""
-    for start, end in _reasoning_spans(tags, len(completion)):
+    for start, end in _reasoning(completion, prompt_format):
         pieces.append(completion[position:start])
         position = end
     return _GAP.join([*pieces, completion[position:]])
+
+
+def reasoning_text(completion: str, prompt_format: str) -> str:
+    """What `visible_text` leaves out, without the reasoning's own tags.
+
+    >>> reasoning_text("<think>9 * 2</think> It is 18.", "boxed")
+    '9 * 2'
+    """
+    spans = _reasoning(completion, prompt_format)
+    return "".join(REASONING_TAG.sub("", completion[start:end]) for start, end in spans)
+
+
+def _reasoning(completion: str, prompt_format: str) -> list[tuple[int, int]]:
+    """The stretches of reasoning with their tags; all of the completion if it is full of tags."""
+    tags = list(islice(REASONING_TAG.finditer(completion), MAX_TAGS + 1))
+    if len(tags) > MAX_TAGS:
+        return [(0, len(completion))]
+    if prompt_format != "r1_zero":
+        return _reasoning_spans(tags, len(completion))
+    end, tags = _after_prompted_reasoning(tags)
+    spans = _reasoning_spans(tags, len(completion))
+    # A stray close tag further on is taken to end what the prompt opened.
+    return spans if spans and not spans[0][0] else [(0, end or len(completion)), *spans]
 
 
 def _after_prompted_reasoning(tags: list[re.Match[str]]) -> tuple[int, list[re.Match[str]]]:
@@ -284,8 +300,8 @@ def _agreed(contents: list[str], what: str) -> _Answer:
 
 def _read_element(content: str) -> _Answer:
     """Read one element; "<answer>" may stand in it as a mere mention, before the real one."""
-    *before, content = content.split(OPEN)
-    if any(holds_number(text) for text in before):
+    before, _, content = content.rpartition(OPEN)
+    if _may_hold_number(before):
         return _Answer(None, "an <answer> element is opened inside another")
     number, problem = read_value(content)
     return _Answer(number, problem)
@@ -294,7 +310,11 @@ def _read_element(content: str) -> _Answer:
 def _contradicts(unclosed: str, answer: str) -> bool:
     """Whether an answer that is cut off goes another way than the complete one before it."""
     text = unclosed.strip()
-    return holds_number(text) and not answer.strip().startswith(text)
+    return _may_hold_number(text) and not answer.strip().startswith(text)
+
+
+def _may_hold_number(text: str) -> bool:
+    return len(text) > MAX_ABANDONED or holds_number(text)
 
 
 # --- \\boxed -----------------------------------------------------------------------------------
@@ -304,12 +324,14 @@ _BRACE = re.compile(r"\\[{}]|[{}]")
 
 
 def answer_boxes(visible: str) -> list[str]:
-    r"""The contents of the last complete boxes in text freed of reasoning.
+    r"""The last complete box in text freed of reasoning, and those before it in the same breath.
 
     >>> answer_boxes(r"\boxed{9} times 2 is \boxed{18}")
+    ['18']
+    >>> answer_boxes(r"\boxed{9}, \boxed{18}")
     ['9', '18']
     """
-    return [visible[start:end] for _, start, end in _boxes(visible)]
+    return [visible[start:end] for _, start, end in _last_row(visible, _boxes(visible))]
 
 
 def _boxes(visible: str) -> list[tuple[int, int, int]]:
@@ -351,8 +373,11 @@ def _find_boxed(visible: str) -> _Answer:
     if answer.number is None:
         return answer
     before, tail = visible[: boxes[-1][0]], visible[boxes[-1][2] + 1 :]
-    if _NOT_MEANT.search(before[-MAX_LEAD:]):
+    lead = before[-MAX_LEAD:]
+    if _NOT_MEANT.search(lead):
         return _Answer(None, "the text before the box denies or weakens it")
+    if _OPERATOR_BEFORE.search(lead):
+        return _Answer(None, "the box is a part of a longer formula")
     if reason := _retraction(tail, answer.number):
         return _Answer(None, reason)
     _, opened, unclosed = tail.rpartition(BOX + "{")
@@ -369,51 +394,98 @@ def _box_text(visible: str, box: tuple[int, int, int]) -> str:
 
 _LATEX_BETWEEN_BOXES = re.compile(r"\\(?:quad|qquad|text|mathrm)|[{}]")
 _BARE_GAP = re.compile(
-    r"(?:[\s$.,;:!?()\[\]|/&~\\*_=-]|[0-9]+[.)]|\b(?:and|or|maybe|perhaps|possibly|either|also)\b)*"
+    r"(?:[\s$.,;:!?()\[\]|/&~\\*_=-]|(?:[0-9]+|\b[A-Za-z])[.):]"
+    r"|\b(?:and|or|maybe|perhaps|possibly|either|also)\b)*"
 )
 
 
 def _last_row(visible: str, boxes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """The last box and those before it that no prose separates: they are offered together."""
-    first = len(boxes) - 1
+    first = max(len(boxes) - 1, 0)
     while first:
         gap = visible[boxes[first - 1][2] + 1 : boxes[first][0]]
         if len(gap) > 60 or not _BARE_GAP.fullmatch(_LATEX_BETWEEN_BOXES.sub("", gap)):
             break
+        lead = visible[: boxes[first - 1][0]][-MAX_LEAD:]
+        if "=" in gap and _OPERATOR_BEFORE.search(lead):
+            break  # "\boxed{9} * \boxed{2} = \boxed{18}" is a sum and its result
         first -= 1
     return boxes[first:]
 
 
 # --- prose round a box ---------------------------------------------------------------------------
 
-MAX_LEAD = 30  # characters read before the box
-_NOT_MEANT = re.compile(r"(?i)(?:\b(?:not|never|than|at least|at most|up to|or)|n['\u2019]t)\W*$")
-MAX_TAIL = 2_000  # characters read at each end of what follows the box
-_PHRASE = r"((?:[^.\n!?;]|\.(?=[0-9])){1,60})"
-_CLAIM = re.compile(
-    r"\banswer\b(?:\s+\w{1,20}){0,3}?\s*"
-    rf"(?:\b(?:is|was|should be|must be|becomes|equals)\b|[=:])\s*{_PHRASE}",
+MAX_LEAD = 60  # characters read before the box
+MAX_TAIL = 1_000  # characters read at each end of what follows the box
+_NOT_MEANT = re.compile(
+    r"(?:\b(?:not|never|cannot)|n['\u2019]t)(?: be| equal(?: to)?| the answer){0,2}[^\w.!?\n]*\Z"
+    r"|\b(?:than|at least|at most|up to|or)[^\w.!?\n]*\Z"
+    r"|\b(?:wrong|incorrect|false) (?:answer|value|result)(?: is| was| would be)?[^\w.!?\n]*\Z",
     re.IGNORECASE,
 )
-_CHANGE_OF_MIND = re.compile(
-    # "Or" counts right behind the box alone: "she needs 2 or 3 more days" is about something else.
-    r"(?:\A\W*(?:or|maybe|perhaps)|\b(?:wait|actually|oops|correction|sorry|hmm|rather|no|i mean"
-    r"|i meant|make that|instead|should be|should have been|must be))\b"
-    r"(?:[\s,.:;-]|\b(?:no|wait|actually|it is|it's|it|should be|that's|that is|maybe|perhaps"
-    r"|rather|i mean|i meant|make that|must be)\b){0,20}"
+# The box is a part of a longer formula: "2 * \boxed{9}", "\sqrt{\boxed{9}}", "x > \boxed{9}".
+_OPERATOR_BEFORE = re.compile(
+    r"[0-9]\Z|[0-9)}] *[*/^+] *\Z|[\w)}] [<>] *\Z|[\u2260\u2264\u2265\u00b1] *\Z"
+    r"|\\(?:times|cdot|div|neq?|leq?|geq?|lt|gt|pm) *\Z|\\(?:[dt]?frac|sqrt) *\{ *\Z"
+)
+_GOES_ON = re.compile(
+    r"[0-9]|[.,][0-9]|[kKMB]\b"
+    r"|[\s$]*(?i:hundred|thousand|million|billion|trillion)\b"
+    r"|[ $]*(?:[-+*/^\u00b1\u2013]|\\(?:times|cdot|div|pm)) *(?:\\?\$)? *[0-9]"
+)
+
+_FIGURE = r"((?<![0-9,.])[-\u2212]?[$€£]?[0-9][0-9,.]{0,30})"
+_PHRASE = r"((?:[^.\n!?;<]|\.(?=[0-9])){1,60})"
+_ERROR = r"(?:wrong|incorrect|false|mistaken|a mistake|an error)"
+_RIGHT = r"(?:quite )?(?:right|correct|the (?:\w+ )?answer)"
+# Each captures what the text gives as its answer after the box.
+_ANSWERED_ANEW = [
+    # "the answer is 20", "#### 20"
+    r"(?:\banswer\b(?:\s+(?!would|not)\w{1,20}){0,3}?\s*(?:\b(?:is|was|equals|becomes"
+    r"|(?:should|must|could|might|may)(?: also)? be)\b|[=:>])|####|\banswer(?= [0-9]))\s*"
+    + _PHRASE,
+    # "wait, no, 20". "Or" counts right behind the box alone: "she needs 2 or 3 more days" is
+    # about something else.
+    r"(?:\A\W*(?:or|maybe|perhaps|possibly|else)|\b(?:wait|actually|oops|correction|sorry|hmm"
+    r"|rather|no(?:pe)?|i mean|i meant|make that|instead|alternatively|otherwise"
+    r"|(?:it|that|this|which|box|result|value) (?:should be|should have been|must be)))\b"
+    r"(?:[\s,.:;]|-(?![0-9$€£])|\b(?:no|wait|actually|it is|it's|it|is|should be|that's"
+    r"|that is|maybe|perhaps|possibly|rather|say|i mean|i meant|make that|must be)\b){0,20}+"
     rf"(?=[-\u2212$€£0-9]){_PHRASE}",
-    re.IGNORECASE,
-)
+    # "It is really 20."
+    rf"\b(?:it|that)(?:'s| is| equals)(?: really| actually| now| just)? {_FIGURE}"
+    r"(?= ?(?:[!?\n]|dollars|$))",
+    # "\boxed{18}, 20", "\boxed{18} = 20"
+    rf"\A[ $]*(?:[,;&|=]|and\b|to\b) *{_FIGURE}(?=\s*(?:$|[\n!?)]))",
+]
+# Each captures the number that the text turns down.
+_TURNED_DOWN = [
+    rf"(?:\b(?:not|never|instead of|rather than|replace)|n't)(?: be| equal(?: to)?)? {_FIGURE}",
+    rf"{_FIGURE} (?:is|was) (?:\w+ly )?(?:{_ERROR}|not {_RIGHT})\b",
+]
 _TAKEN_BACK = re.compile(
-    r"\b(?:that|this|it|which|(?:the|my) (?:answer|box|result|calculation)(?: above)?)"
-    r"(?: is| was|'s)(?: actually| clearly)? "
-    r"(?:wrong|incorrect|a mistake|mistaken|not (?:right|correct|the (?:\w+ )?answer))\b"
-    r"|\bi (?:have )?made an? (?:\w+ )?(?:mistake|error)\b|\bi was wrong\b|\bscratch that\b"
-    r"|\b(?:ignore|disregard) (?:that|the|my|this)\b"
-    r"|\b(?:isn't|is not) (?:right|correct|the (?:\w+ )?answer)\b",
+    # "that is wrong", "the answer above can't be right"; but "it is wrong to count them twice".
+    r"(?:\A\W*|\b(?:that|this|it|which|the above"
+    r"|(?:the|my)(?: \w+){0,2} (?:answer|box|result|calculation|solution)(?: above)?) ?)"
+    rf"(?:(?:is|'s|was|would be|must be|looks|seems)(?: \w+ly)? (?:{_ERROR}|not {_RIGHT})"
+    r"|(?:isn't|wasn't|can't|cannot|can not|doesn't|does not)(?: be| look| seem)?"
+    rf" {_RIGHT})\b(?! to\b)"
+    rf"|\bdon't think (?:that|this|it)(?:'s| is) {_RIGHT}\b"
+    r"|\bi (?:have |had |just )?(?:made an? (?:\w+ )?(?:mistake|error)|was wrong"
+    r"|mis(?:read|count|calculat|understood|interpret)\w*|take (?:that|this|it) back)\b"
+    r"|\bthere(?: is|'s| was) an? (?:\w+ )?(?:mistake|error)\b"
+    r"|\bscratch that\b|\b(?:ignore|disregard) (?:that|the|my|this)\b",
     re.IGNORECASE,
 )
-_SCALED = re.compile(r"[\s$]*(?:hundred|thousand|million|billion|trillion)\b", re.IGNORECASE)
+_DOUBT = re.compile(
+    r"\bwait\b(?=\s*[,.!:;-])|\bh+m+\b|\boops\b|\bon second thoughts?\b|\bi forgot\b|\bkidding\b"
+    r"|\b(?:recount|recalculate|recompute|reconsider|redo)\b|\bcorrect (?:that|this|it|my)\b"
+    r"|\b(?:correction|edit|update):|\bchang(?:e|ing) my (?:answer|mind)\b|\bgo with\b"
+    r"|\bmy (?:bad|mistake|error)\b|\bi now (?:think|believe)\b",
+    re.IGNORECASE,
+)
+_CONCLUSION = r"\A\s*(?:so|thus|therefore|hence)\b(?!.*\b(?:if|would|could)\b)[\s,]*(.*)"
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|[\n;]")
 
 
 def _retraction(tail: str, number: Number) -> str:
@@ -421,15 +493,35 @@ def _retraction(tail: str, number: Number) -> str:
     if len(tail) > 2 * MAX_TAIL:
         tail = tail[:MAX_TAIL] + "\n" + tail[-MAX_TAIL:]
     tail = tail.replace("\u2019", "'")
-    if _SCALED.match(tail):
-        return "the box is followed by a word that multiplies it"
-    if _TAKEN_BACK.search(tail):
+    if _GOES_ON.match(tail):
+        return "the number or the formula goes on after the box"
+    if _TAKEN_BACK.search(tail) or number in _captured(_TURNED_DOWN, tail):
         return "the text after the box takes it back"
-    for pattern in (_CLAIM, _CHANGE_OF_MIND):
-        for match in pattern.finditer(tail):
-            if read_value(match[1]).number not in (None, number):
-                return "the text after the box gives another answer"
+    differs = any(other != number for other in _captured(_ANSWERED_ANEW, tail))
+    if differs or _ends_elsewhere(tail, number):
+        return "the text after the box gives another answer"
     return ""
+
+
+def _captured(patterns: list[str], text: str) -> Iterator[Number]:
+    """The values that the patterns capture, where what they capture is a value."""
+    for pattern in patterns:
+        found = re.finditer(pattern, text, re.IGNORECASE)
+        for phrase in dict.fromkeys(match[1] for match in found):
+            number = read_value(phrase).number
+            if number is not None:
+                yield number
+
+
+def _ends_elsewhere(tail: str, number: Number) -> bool:
+    """Whether a last sentence that concludes, or comes after a doubt, has only other numbers."""
+    doubt = _DOUBT.search(tail)
+    sentences = _SENTENCE_END.split(tail[doubt.start() :] if doubt else tail)
+    last = next((text for text in reversed(sentences) if holds_number(text)), "")
+    if doubt:
+        found = numbers_in(last)
+        return bool(found) and number not in found
+    return any(other != number for other in _captured([_CONCLUSION], last))
 
 
 _FINDERS: dict[str, Callable[[str], _Answer]] = {

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rewards.completions import Completion, Scores, formats_of, texts_of
-from rewards.grading import BOX, visible_text
+from rewards.grading import BOX, reasoning_text
 
 
 def completion_length(
@@ -40,8 +40,9 @@ def reasoning_length(
     Tokens of reasoning are the completion's tokens times the share of its characters that stands
     in the reasoning (before the answer, for ``boxed``). White space is no reasoning.
 
-    >>> guess, thought = "<answer>18</answer>", "<thinking>9 * 2</thinking><answer>18</answer>"
-    >>> reasoning_length([guess, thought], completion_ids=[[7] * 8, [7] * 90])
+    >>> guess = "<answer>18</answer>"
+    >>> thought = "<thinking>She sells 9 eggs for $2 each.</thinking>" + guess
+    >>> reasoning_length([guess, thought], completion_ids=[[7] * 8, [7] * 60])
     [-0.5, 0.0]
     """
     formats = formats_of(prompt_format, len(completions))
@@ -53,11 +54,11 @@ def reasoning_length(
 
 
 def _reasoning_share(text: str, prompt_format: str) -> float:
-    visible = visible_text(text, prompt_format)
-    if prompt_format == "boxed" and BOX in visible:
-        visible = visible[visible.rindex(BOX) :]
-    written = _written(text)
-    return (written - _written(visible)) / max(written, 1)
+    if prompt_format == "boxed":
+        reasoning = text[: max(text.rfind(BOX), 0)]
+    else:
+        reasoning = reasoning_text(text, prompt_format)
+    return _written(reasoning) / max(_written(text), 1)
 
 
 def _written(text: str) -> int:

@@ -69,7 +69,9 @@ def make_number(negative: bool, whole: str, fraction: str = "", exponent: int = 
 # --- plain numbers ------------------------------------------------------------------------------
 
 _GROUPED = r"[1-9][0-9]{0,2}(?:,[0-9]{3})+"
-_PLAIN = re.compile(rf"([+-]?)({_GROUPED}|[0-9]+)(?:\.([0-9]*))?")
+# Possessive: digits that something else follows are given up at once.
+_PLAIN = re.compile(rf"([+-]?)({_GROUPED}+|[0-9]++)(?:\.([0-9]*+))?")
+_FIGURE = re.compile(rf"(?<![\w.])-?\$?(?:{_GROUPED}|[0-9]+)(?:\.[0-9]+)?")
 _INTEGER = re.compile(r"([+\-\u2212]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)")
 
 # Zero-width and soft characters that show nothing. Bidirectional overrides are not among them.
@@ -118,6 +120,17 @@ def holds_number(text: str) -> bool:
     return bool(_ANY_NUMBER.search(text))
 
 
+def numbers_in(text: str) -> set[Number]:
+    """Every number in running prose, in digits or words; what it means there is not asked.
+
+    >>> sorted(str(number) for number in numbers_in("9 eggs at $2 make eighteen."))
+    ['18', '2', '9']
+    """
+    figures = {read_value(match[0]).number for match in _FIGURE.finditer(text)}
+    words = {read_value(match[0]).number for match in _WORD_RUN.finditer(text.lower())}
+    return {number for number in figures | words if number is not None}
+
+
 # --- a sentence round one number ----------------------------------------------------------------
 
 
@@ -129,7 +142,7 @@ def _read_sentence(text: str) -> Number:
     skeleton = _blank(simple, found).lower()
     words = list(_word_numbers(skeleton, beside_digits=bool(found)))
     skeleton = _blank(skeleton, words)
-    _refuse_by_wording(skeleton, [*_WORDING, _ARITHMETIC])
+    _refuse_by_wording(skeleton, [*_WORDING, _NEGATED_NAME, _ARITHMETIC, _STRAY_SIGN])
     values = {item.number for item in found + words}
     if not values:
         raise _NotOneValueError("the answer holds no number")
@@ -150,7 +163,7 @@ def _blank(text: str, found: list[_Found]) -> str:
     for item in found:
         pieces += [text[last : item.start], " 0 "]
         last = item.end
-    return "".join(pieces) + text[last:]
+    return re.sub(r"\s+", " ", "".join(pieces) + text[last:])
 
 
 # --- simplify: other scripts, LaTeX, Markdown ---------------------------------------------------
@@ -160,6 +173,8 @@ _CHARACTERS = str.maketrans(
     {
         **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\ufe63", "-"),
         **dict.fromkeys("\u2014\u2015", ":"),
+        "\u3002": ".",
+        "\u3001": ",",
         **dict.fromkeys("\u2018\u2019", "'"),
         **dict.fromkeys("\u201c\u201d\u201e\u00ab\u00bb\u2039\u203a\u300c\u300d", '"'),
         **dict.fromkeys("\u00d7\u2715\u22c5\u00b7", "*"),
@@ -176,7 +191,11 @@ _INVISIBLE_IN_NUMBER = re.compile(f"(?<=[0-9])[{_INVISIBLE}]+(?=[0-9])")
 _INVISIBLE_ANYWHERE = re.compile(f"[{_INVISIBLE}]")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 _POWER_OF_TEN = re.compile("(?<![0-9])10([⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+)")
-_AREA_UNIT = re.compile(r"(?<=[A-Za-z])(?:\^ ?\{?[23]\}?|[²³])(?![0-9])")
+# "18 cm^2", "18 m²", "18 cm2"; but "x² = 18" does not give x.
+_AREA_UNIT = re.compile(
+    r"(?:(?<=[A-Za-z])\s*(?:\^ ?\{?[23]\}?|[²³])|(?:(?<=[ckdm]m)|(?<= m)|(?<=ft))[23])"
+    r"(?!\w|\s*=)"
+)
 
 
 def _simplify(text: str) -> str:
@@ -221,7 +240,11 @@ _LATEX_CHARACTERS = [
     ("^\\circ", "°"),
     ("^{\\circ}", "°"),
 ]
-_LATEX_SPACING = re.compile(r"\\(?:[;:()\[\]]|(?:quad|qquad|left|right|displaystyle)(?![A-Za-z]))")
+_LATEX_SPACING = re.compile(
+    r"\\(?:[;:()\[\]]|(?:quad|qquad|left|right|displaystyle|large|Large|bf|rm|therefore|implies"
+    r"|Rightarrow|rightarrow)(?![A-Za-z]))"
+)
+_LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}")
 _LATEX_WRAPPER = re.compile(
     r"\\(?:boxed|fbox|mbox|text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf"
     r"|operatorname|emph|underline|bm)\s*(?=\{)"
@@ -232,6 +255,7 @@ def _without_latex(text: str) -> str:
     for old, new in _LATEX_CHARACTERS:
         text = text.replace(old, new)
     text = _LATEX_SPACING.sub("  ", text)
+    text = _LATEX_FRACTION.sub(r" (\1)/(\2)", text)
     text = _LATEX_WRAPPER.sub("  ", text)
     if "\\" in text:
         raise _NotOneValueError("the answer is LaTeX that is not a plain number")
@@ -244,13 +268,18 @@ _BULLET = re.compile(r"\s*(?:[*•‣]|#{1,6})\s+(?=\S)")
 _OPENING_MARK = re.compile(r"(?<![^\s(\[\"':$])[*_`]{1,3}(?=[^\s*_`])")
 _CLOSING_MARK = re.compile(r"(?<=[^\s*_`])[*_`]{1,3}(?![^\s.,;:!?)\]\"'$%])")
 _FENCE = re.compile(r"```[a-z]*\s")
-# The last ones multiply: hundred, thousand, ten thousand and more.
-_FORBIDDEN_SIGN = re.compile(r"[<>\u2260\u2264\u2265|\\^@&±√∞\u20e3\u0336百千万萬亿億兆]|~~|``")
+_FORBIDDEN_SIGN = re.compile(
+    r"[<>\u2260\u2264-\u2275\u2a7d\u2a7e|\\^@±\u2213√∞²³✗✘❌\u20e3\u0336]|~~|``"
+    r"|&(?![A-Za-z])|(?<![A-Za-z])&"
+    # Chinese and Japanese: multiples, negations, bounds, halves.
+    r"|[零十百千万萬亿億兆不非没沒無无未负負减減半多少超过過至于於以或]"
+)
+_ARROW = re.compile(r"-+>|\A\s*=+>")
 
 
 def _without_markup(text: str) -> str:
     text = _FENCE.sub("  ", text + " ").rstrip()
-    text = _HTML.sub("  ", text)
+    text = _ARROW.sub("→", _HTML.sub("  ", text))
     text = _BULLET.sub("", text, count=1) if _BULLET.match(text) else text
     text = _OPENING_MARK.sub("  ", text)
     return _CLOSING_MARK.sub("  ", text).strip()
@@ -279,15 +308,17 @@ _POWERS = {"k": 3, "m": 6, "b": 9, "t": 12, "hundred": 2, "thousand": 3, "lakh":
 _POWERS |= {"million": 6, "mil": 6, "mln": 6, "mn": 6, "billion": 9, "bn": 9, "trillion": 12}
 _MAGNITUDE = re.compile(
     r"[\s-]*(?:(?i:(hundred|thousand|lakh|crore|million|mil|mln|mn|billion|bn|trillion)s?)"
-    r"|([kKMBT]))(?![A-Za-z'])"
+    r"|([kKMBT]))(?![A-Za-z'&])"
 )
 _MILLION_IN_MONEY = re.compile(r" ?(m)(?![A-Za-z])")
+# Chinese, Japanese and Korean letters touch the numbers beside them.
+_UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 _ALLOWED_BEFORE = " \t\n\r\f\v([\"':=#~,;*_$→⇒•№"
 # Letters may follow when they can be a unit: two or more, or one of the usual short ones.
 _ALLOWED_AFTER = re.compile(
     rf"""$ | \s | [;!?%°"\])}}=~] | [,:'](?![0-9]) | [*_]+(?![\w(]) | \.(?![.0-9])
-      | [\u2600-\u2775\U0001f300-\U0001faff]
-      | -\s?[^\W\d_] | /\s?[A-Za-z] | {_CURRENCY}
+      | [\u2600-\u2775\U0001f300-\U0001faff] | {_UNSPACED.pattern}
+      | -\s?[^\W\d_] | /\s?(?:[A-Za-z]{{2,}}|[mgshldL]\b) | {_CURRENCY}
       | (?!ish\b|[eE]\d)[^\W\d_]{{2,}}(?![0-9_]) | [mgshlLdCF](?![\w])""",
     re.VERBOSE,
 )
@@ -299,9 +330,9 @@ def _numbers(text: str) -> Iterator[_Found]:
     position = 0
     while match := _NUMBER.search(text, position):
         before = text[: match.start()]
-        if before and before[-1] not in _ALLOWED_BEFORE:
+        if before and before[-1] not in _ALLOWED_BEFORE and not _UNSPACED.match(before[-1]):
             raise _NotOneValueError(f"a number follows {before[-1]!a} without a gap")
-        if re.search(r"[^\W_]\($", before):
+        if re.search(r"[^\W_]\([^\w)]*$", before):
             raise _NotOneValueError("the answer is a function call")
         power, end = _magnitude(text, match)
         if not _ALLOWED_AFTER.match(text, end):
@@ -364,7 +395,7 @@ _WORD_RUN = re.compile(
     rf"\b(?:half\sa\sdozen|a\sdozen|(?:a\s+(?=hundred|thousand|million|billion))?{_NUMBER_WORD}"
     rf"(?:(?:\s*-\s*|,?\s+(?:and\s+)?){_NUMBER_WORD})*)\b"
 )
-_ANY_NUMBER = re.compile(rf"[0-9]|(?i:\b{_NUMBER_WORD}\b)")
+_ANY_NUMBER = re.compile(rf"[0-9]|\b(?=[a-zA-Z])(?i:{_NUMBER_WORD}\b)")
 
 
 def _word_numbers(text: str, beside_digits: bool) -> Iterator[_Found]:
@@ -414,7 +445,10 @@ def _fits(group: int, value: int, total: int) -> bool:
 _WORDING = [
     (
         "the answer is negated",
-        r"\bnot\b(?! (?:sure|certain|counting|including)\b)|n't\b"
+        # Before the number; after it, only where it denies the number: "18 girls are not there".
+        r"(?:\bnot\b(?! (?:sure|certain|counting|including)\b)|n't\b)(?s:.*)0"
+        r"|0\W+(?:\w+ ){0,3}?(?:not|\w+n't)\b(?=\W*$| (?:quite )?(?:right|correct|true|valid"
+        r"|(?:the |my |an )(?:\w+ )?(?:answer|result|value|number)))"
         r"|\b(?:never|none|nor|neither|cannot)\b|\bno\s+(?:\w+\s+){0,2}0"
         r"|\b(?:is|was|are|be|'s) (?:\w+ )?(?:wrong|incorrect|false|untrue)\b"
         r"|\((?:wrong|incorrect|false)\)"
@@ -422,17 +456,23 @@ _WORDING = [
         r"|\b(?:anything|everything|all) (?:but|except)\b"
         r"|\b(?:except|instead of|rather than|other than|far from|unlike)\b",
     ),
-    ("the answer names alternatives", r"\bor\b(?! so\b)|\beither\s+(?:\w+\s+)?0"),
+    (
+        "the answer names alternatives",
+        r"\bor\s+(?:\w+\s+){0,2}0|0,? or\b(?! so\b)|\bor\W*$|\beither\s+(?:\w+\s+)?0"
+        r"|\bor (?:more|less|fewer|greater|above|over|higher|below|under|lower|not|maybe)\b",
+    ),
     (
         "the answer is a bound, not a value",
         r"\bat (?:least|most)\b|\bup to\b|\b(?:than|between)\s+(?:\w+\s+)?0"
         r"|\b(?:over|under|above|below|beyond|almost|nearly|within|exceed(?:s|ing)?)"
-        r"\s+(?:the\s+|an?\s+)?0",
+        r"\s+(?:the\s+|an?\s+)?0"
+        r"|\bfrom 0 ?$|\band (?:up|above|over|more|below|under|less)\W*$"
+        r"|\b(?:maybe|perhaps|possibly) (?:more|less|fewer)\b",
     ),
     (
         "the answer is a fraction or a mixed number",
-        r"(?<!first )(?<!second )\bhalf\b(?! of (?:the|them|his|her|their|its)\b)"
-        r"|\b(?:an?|one|0) (?:third|quarter|fourth|fifth|sixth|eighth|tenth)\b"
+        r"\band (?:an? |0 )?half\b|\bhalf (?:of |an? |past )?0|\b0 half\b(?!-)"
+        r"|\b(?:an?|0) (?:third|quarter|fourth|fifth|sixth|eighth|tenth)\b(?! grade)"
         r"|\b(?:thirds|fourths|fifths|sixths|sevenths|eighths|ninths|tenths|hundredths)\b"
         r"|\band (?:a bit|a fraction|some|change)\b|\bpoint\s+0|[¼-¾⅐-⅞]",
     ),
@@ -443,21 +483,26 @@ _WORDING = [
     ),
     (
         "the answer gives instructions to the grader",
-        r"\b(?:ignore|disregard|override|bypass)\b|\b(?:grader|evaluator|verifier)s?\b"
-        r"|\b(?:instructions?|system prompt|ground truth)\b"
+        r"\b(?:ignore|disregard|override|bypass)\b|(?<!th )(?<!st )(?<!nd )(?<!rd )\bgraders?\b"
+        r"|\b(?:evaluator|verifier)s?\b|(?<!0 )\binstructions?\b|\b(?:system prompt|ground truth)\b"
         r"|\bfull (?:marks?|credit|score|points)\b|\b(?:max|maximum) reward\b"
         r"|\b(?:give|assign|grant|set|return|output) (?:\w+ ){0,2}(?:reward|credit|correct|true)\b"
         r"|\b(?:mark|count|treat|accept|consider|score|grade|rate|judge|award)"
-        r" (?:this|it|me|my|as|the answer|correct)\b",
+        r" (?:this|it|me|my|as|the answer|correct)\b|\baccept (?:any|all|every|both)\b",
     ),
 ]
+# "-x = 18" gives x the other sign.
+_NEGATED_NAME = ("the answer is unevaluated arithmetic", r"(?<!\w)-(?:[a-z]|\s[a-z]\b)[^=]*=")
+_STRAY_SIGN = ("the sign is unclear", r"\b(?:minus|negative)\b(?! 0)")
 _ARITHMETIC = (
     "the answer is unevaluated arithmetic",
     r"\b(?:twice|thrice|double|triple|quadruple)\s+(?:\w+\s+)?0"
     r"|\b0\s+(?:twice|doubled|tripled|squared|cubed|factorial|plus|minus)\b|\bplus\s+0"
     r"|\b(?:square|cube) root\b|\+|[*/][\s(]*0|0\s*[xyn]\b"
     # A minus that a bracket or a mark parts from its number: "-(12)".
-    r"|(?:^|[=:()])\s*-\W*0",
+    r"|(?:^|[=:()])\s*-\W*0"
+    # What a bracket multiplies or divides: "(18)/x".
+    r"|\)\s*[*/(]",
 )
 
 
@@ -490,7 +535,7 @@ def _equation_value(text: str) -> Number | None:
     last = _PLAIN.fullmatch(sides[-1].replace(" ", ""))
     if None in values or len(values) < 2 or len(set(values)) > 1 or not last:
         return None
-    _refuse_by_wording(re.sub("[0-9]+", "0", text).lower(), _WORDING)
+    _refuse_by_wording(re.sub("[0-9]+", "0", text).lower(), [*_WORDING, _NEGATED_NAME])
     return make_number(last[1] == "-", last[2], last[3] or "")
 
 

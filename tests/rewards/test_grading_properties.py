@@ -97,6 +97,20 @@ def test_text_after_the_answer_never_makes_it_right(content, tail, prompt_format
         assert not is_correct(completion + tail, "#### 18", prompt_format)
 
 
+@given(any_text | tag_soup)
+def test_not_even_tags_after_a_wrong_element_make_it_right(tail):
+    assert not is_correct(WRAP["xml"].format(17) + tail, "#### 18", "xml")
+
+
+@given(integers, st.text(" \n", min_size=1, max_size=5), integers)
+def test_a_box_is_retracted_by_another_answer_and_by_no_other_text(n, space, other):
+    box = f"So \\boxed{{{n}}}.{space}"
+    for tail in (f"The answer is {other}.", f"Wait, it is {other}.", f"#### {other}"):
+        assert is_correct(box + tail, f"#### {n}", "boxed") is (n == other), tail
+    for tail in (f"Check: {n} + {other}.", f"It is not {other}, but {n}."):
+        assert is_correct(box + tail, f"#### {n}", "boxed") or n == other, tail
+
+
 @given(st.integers(-99, 99), st.integers(-99, 99), formats)
 def test_a_second_answer_never_helps(first, second, prompt_format):
     hedge = WRAP[prompt_format].format(first) + WRAP["xml"][-20:].format(second)
@@ -137,8 +151,12 @@ UNITS = [
     ),
     *("answer is ", "answer is 20 ", "wait, no, ", "or ", "not ", "eighteen ", "one hundred "),
     *("\u200b", "\u202e", "\ud800", "\x00", "\uff11", "#### ", "**", "~~", "_"),
+    *("1 is ", "no no ", "one - ", "not 18 ", "that is ", "the answer ", "so 20. ", "hm"),
 ]
-SHELLS = ["{}", "<answer>{}</answer>", "<answer>18</answer>{}", "\\boxed{{{}}}", "\\boxed{{18}}{}"]
+SHELLS = [
+    *("{}", "<answer>{}</answer>", "<answer>18</answer>{}", "<answer>18</answer><answer>{}"),
+    *("\\boxed{{{}}}", "\\boxed{{18}}{}", "\\boxed{{18}} wait, {}", "{}\\boxed{{18}}"),
+]
 
 
 def grade_all(completion):

@@ -4,7 +4,7 @@
 import pytest
 
 from rewards.grading import extract_answer, is_correct
-from rewards.values import holds_number, read_integer, read_value
+from rewards.values import holds_number, numbers_in, read_integer, read_value
 
 # (text, note)
 SAYS_18 = [
@@ -89,7 +89,7 @@ SAYS_18 = [
     ("The answer is 18!", "a cheerful sentence"),
     ("The correct answer is 18.", "'correct' asks nothing of the grader"),
     ("Janet makes $18 every day", "a short sentence round one number"),
-    ("She makes $18 every day at the farmers' market.", "an apostrophe in the sentence"),
+    ("She makes $18 every day at the farmer's shop.", "an apostrophe in the sentence"),
     ("Therefore, Janet earns eighteen dollars.", "a sentence round a number word"),
     ("There are 18 apples left.", "a sentence"),
     ("18, I think", "doubt, but one value"),
@@ -196,6 +196,25 @@ SAYS_18 = [
     (r"9 \times 2 = 18", "in LaTeX"),
     ("18 for each one", "'one' as a pronoun"),
     ("7 + 11 = 18 apples.", "a unit and a period after the sum"),
+    (r"\frac{36}{2} = 18", "a LaTeX fraction and its value"),
+    (r"\frac{1}{2} \times 36 = 18", "a LaTeX fraction as a factor"),
+    (r"18 \text{ cm}^2", "area unit in LaTeX text"),
+    (r"18~\mathrm{cm}^{2}", "area unit with a braced exponent"),
+    ("18 cm2", "area unit in plain letters"),
+    (r"\therefore 18", "a LaTeX sign of conclusion"),
+    ("-> 18", "an ASCII arrow"),
+    ("18个", "a Chinese measure word touches the number"),
+    ("答案是18。", "a Chinese sentence"),
+    ("18円です", "Japanese"),
+    ("18 M&M's", "an ampersand inside a name"),
+    ("18 tennis balls that Ralph didn't hit", "what is denied is not the number"),
+    ("18 girls were not able to join", "what is denied is not the number"),
+    ("18 students like chess or basketball", "the alternative is not the number"),
+    ("18 litres left to reach half capacity", "the half is not the number"),
+    ("18 half-gallons of milk", "a unit with a half"),
+    ("18 sixth graders", "pupils, neither fractions nor graders of answers"),
+    ("18 instructions", "instructions as a unit"),
+    ("take-home = 18", "a hyphen in a name is no sign"),
 ]
 
 NOT_18 = [
@@ -448,6 +467,35 @@ NOT_18 = [
     ("<thinking>20</thinking>18", "reasoning inside the answer"),
     ("<value>18</value>", "an element of unknown meaning"),
     ("18</b", "broken markup"),
+    ("-x = 18", "x has the other sign"),
+    ("-x = 9 * 2 = 18", "x has the other sign"),
+    ("x² = 18", "the square is not x"),
+    ("x^2 = 18", "the square is not x"),
+    (r"\frac{18}{x}", "unevaluated, with a variable"),
+    ("(18)/x", "unevaluated, with a variable"),
+    ("(18)(2)", "an unevaluated product"),
+    ("18/n", "unevaluated, with a variable"),
+    ("int('18')", "a function call"),
+    ('float( "18" )', "a function call"),
+    ("不是18", "negation in Chinese"),
+    ("负18", "a sign in Chinese"),
+    ("18以上", "a bound in Chinese"),
+    ("18 is really not the answer", "negation behind the number"),
+    ("18 isn't right", "negation behind the number"),
+    ("18 - not!", "negation behind the number"),
+    ("18 dollars or more", "a bound"),
+    ("18 dollars or", "an alternative cut off"),
+    ("18 and up", "a bound"),
+    ("from 18", "half a range"),
+    ("18, perhaps more", "a bound"),
+    ("⩾ 18", "a bound"),
+    ("≫ 18", "a bound"),
+    ("∓18", "two values"),
+    ("❌ 18", "crossed out by a sign"),
+    ("negative: 18", "a sign that stands apart"),
+    ("half of 18", "a fraction"),
+    ("18&nbsp;", "an HTML entity"),
+    ("18 (accept any answer)", "an instruction"),
 ]
 
 # (text, the value it states)
@@ -498,6 +546,7 @@ OTHER_VALUES = [
     ("nine hundred ninety-nine thousand nine hundred ninety-nine", "999999"),
     ("a dozen", "12"),
     ("half a dozen eggs", "6"),
+    ("18M", "18000000"),
     ("2 dozen", "2"),
     ("one", "1"),
     ("17.5", "17.5"),
@@ -567,6 +616,21 @@ def test_extracted_numbers_are_canonical():
 @pytest.mark.parametrize("text", ["12,00", "1,2", "", "-", "1.0", "$5", "1 200", "0x1", "five"])
 def test_integers_are_strict(text):
     assert read_integer(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("16 - 3 = 13, and 13 * 2 = 26.", {"16", "3", "13", "2", "26"}),
+        ("it is -5, not $1,200.50", {"-5", "1200.5"}),
+        ("eighteen eggs, twenty-one hens", {"18", "21"}),
+        ("version v2", set()),
+        ("none", set()),
+        ("9" * 5_000, {"9" * 5_000}),
+    ],
+)
+def test_numbers_in_running_prose(text, values):
+    assert {str(number) for number in numbers_in(text)} == values
 
 
 def test_holds_number():

@@ -17,7 +17,7 @@ def run(*arguments, stdin=""):
         input=stdin.encode("utf-8", errors="surrogateescape"),
         capture_output=True,
         cwd=ROOT,
-        timeout=60,
+        timeout=180,  # a check imports torch
     )
 
 
@@ -44,6 +44,7 @@ def test_scores_an_argument():
     assert scores["extracted answer"] == "1200"
     assert scores["verdict"] == "right: 1200 is the gold answer"
     assert "token" in scores["completion_length"]
+    assert scores["signs of hacking"] == "trailing_text, empty_reasoning"
 
 
 def test_scores_standard_input_with_any_bytes():
@@ -74,9 +75,38 @@ def test_scores_a_users_own_reward():
 
 
 @pytest.mark.parametrize(
+    "arguments", [["list"], ["score", "--gold", "18", "<answer>18</answer>"], ["check", "--help"]]
+)
+def test_only_a_check_needs_torch(arguments):
+    program = (
+        "import runpy, sys\n"
+        "for name in ('torch', 'trl', 'transformers', 'datasets'):\n"
+        "    sys.modules[name] = None  # an import of it now fails\n"
+        f"sys.argv[1:] = {arguments}\n"
+        "runpy.run_module('rewards', run_name='__main__')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, cwd=ROOT, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+
+
+def test_checks_the_rewards_of_a_config():
+    arguments = ["--config", "configs/quickstart.yaml", "--reward_weights", "1.0", "0.0"]
+    result = run("check", *arguments)
+    assert result.returncode == 1, result.stderr
+    lines = result.stdout.decode().splitlines()
+    (wrong,) = [line for line in lines if line.startswith("wrong number, perfect format")]
+    assert wrong.split()[-3:] == ["1.00", "1.00", "FAIL"]
+    assert lines[-1].endswith("failed")
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["scoer"], "scoer"),
+        (["list", "--gold", "18"], "unrecognized arguments: --gold 18"),
         (["score", "x"], "--gold"),
         (["score", "--gold", "x", "text"], "gold answer is no integer"),
         (["score", "--gold", "18", "--prompt_format", "json", "x"], "json"),

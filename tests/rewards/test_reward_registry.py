@@ -35,7 +35,9 @@ def own_module(tmp_path, monkeypatch):
 
 def test_names_and_order():
     names = ["integer_answer", "strict_format"]
-    assert load_rewards(names) == [REWARDS["integer_answer"], REWARDS["strict_format"]]
+    loaded = load_rewards(names)
+    assert [reward.__name__ for reward in loaded] == names
+    assert [reward(completions=["<answer>18</answer>"]) for reward in loaded] == [[1.0], [-1.0]]
     assert load_rewards([]) == []
 
 
@@ -43,10 +45,10 @@ def test_parameters():
     spec = {"completion_length": {"max_tokens": 2, "penalty": 3}}
     (reward,) = load_rewards([spec])
     assert reward.__name__ == "completion_length"
-    assert reward([""] * 2, completion_ids=[[7] * 2, [7] * 3]) == [0.0, -3]
+    assert reward(completions=[""] * 2, completion_ids=[[7] * 2, [7] * 3]) == [0.0, -3]
     again = pickle.loads(pickle.dumps(reward))
     assert again.__name__ == "completion_length"
-    assert again([""], completion_ids=[[7] * 3]) == [-3]
+    assert again(completions=[""], completion_ids=[[7] * 3]) == [-3]
 
 
 @pytest.mark.parametrize("spec", [{"strict_format": None}, {"strict_format": {}}])
@@ -56,8 +58,9 @@ def test_no_parameters(spec):
 
 def test_a_users_own_reward():
     plain, judge = load_rewards(["own_rewards:my_reward", "own_rewards:my_judge"])
-    assert plain(["abc"]) == [3.0]
-    assert judge(["abc"]) == [0.5]
+    assert plain(completions=["abc"]) == [3.0]
+    assert judge(completions=["abc"]) == [0.5]
+    assert (plain.__name__, judge.__name__) == ("my_reward", "Judge")
     weighted = load_reward({"own_rewards:my_reward": {"bonus": 2}})
     assert weighted.__name__ == "my_reward"
     assert weighted(["abc"]) == [6]
@@ -65,9 +68,9 @@ def test_a_users_own_reward():
 
 def test_an_async_reward_stays_async():
     for spec in ("own_rewards:my_async_reward", {"own_rewards:my_async_reward": {"bonus": 2}}):
-        reward = load_reward(spec)
-        assert inspect.iscoroutinefunction(reward)
-        assert asyncio.run(reward(["abc"])) in ([1.0], [2])
+        (reward,) = load_rewards([spec])
+        assert inspect.iscoroutinefunction(reward.__call__)
+        assert asyncio.run(reward(completions=["abc"])) in ([1.0], [2])
 
 
 @pytest.mark.parametrize(

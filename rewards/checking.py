@@ -1,0 +1,184 @@
+"""The contract of a reward, enforced: what it is called with, and what it may return.
+
+A reward that breaks the contract stops the run and says which reward, which completion and why.
+Scoring it 0 would hide the fault in the curves.
+"""
+
+import functools
+import inspect
+import math
+import traceback
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
+
+from rewards.completions import Scores, prompt_text, text_of
+
+# What TRL passes on every call, besides the columns of the dataset.
+PASSED_BY_TRL = (
+    *("prompts", "completions", "completion_ids"),
+    *("trainer_state", "log_extra", "log_metric"),
+)
+# Columns that TRL keeps to itself (grpo_trainer.py:1584, version 1.16.0).
+_NOT_PASSED = ("prompt", "completion", "completion_ids")
+MAX_SHOWN_CHARS = 2_000
+
+
+class RewardSpecError(ValueError):
+    """What a config says of its rewards cannot work; the message is one line with the mend."""
+
+
+class RewardError(Exception):
+    """A reward raised, or returned what is no score; an exception of its own is the cause."""
+
+    def own_traceback(self) -> str:
+        """The traceback of the reward's exception from the reward's first frame on, or nothing."""
+        if self.__cause__ is None:
+            return ""
+        frame = self.__cause__.__traceback__
+        while frame and frame.tb_next and frame.tb_frame.f_code.co_filename == __file__:
+            frame = frame.tb_next
+        return "".join(traceback.format_exception(None, self.__cause__, frame))
+
+
+def check_signature(reward: Any, columns: Sequence[str]) -> None:
+    """Refuse a reward that cannot be called with what TRL passes.
+
+    Args:
+        reward: the reward function.
+        columns: the columns of the dataset; each but ``prompt`` is passed by its name.
+
+    Raises:
+        RewardSpecError: one line that says what to change in its signature.
+    """
+    passed = [*PASSED_BY_TRL, *(name for name in columns if name not in _NOT_PASSED)]
+    try:
+        inspect.signature(reward).bind(**dict.fromkeys(passed))
+    except TypeError as error:
+        name = reward_name(reward)
+        if "missing" in str(error):
+            raise RewardSpecError(
+                f"reward {name!r}: {error}, and the dataset has no such column; "
+                f"a reward is called with: {', '.join(passed)}"
+            ) from error
+        raise RewardSpecError(
+            f"reward {name!r}: {error}: end its parameters with **kwargs"
+        ) from error
+
+
+def checked(reward: Any) -> Any:
+    """Wrap a reward so that it returns floats and None only, or raises `RewardError`.
+
+    The wrapper has the reward's name, is async where the reward is, and can be pickled where the
+    reward can.
+
+    >>> def reward_all(completions, **kwargs): return [1]
+    >>> checked(reward_all)(completions=["18"])
+    [1.0]
+    >>> checked(reward_all)(completions=["18", "19"])
+    Traceback (most recent call last):
+    rewards.checking.RewardError: reward 'reward_all' returned 1 scores for 2 completions
+    """
+    if isinstance(reward, _Checked):
+        return reward
+    return _CheckedAsync(reward) if _is_async(reward) else _CheckedSync(reward)
+
+
+def reward_name(reward: Any) -> str:
+    """The name under which a reward is logged."""
+    return str(getattr(reward, "__name__", type(reward).__name__))
+
+
+def _is_async(reward: Any) -> bool:
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(reward.__call__)
+
+
+class _Checked:
+    def __init__(self, reward: Any) -> None:
+        self.reward = reward
+        self.__name__ = reward_name(reward)
+
+    async def _scores(self, arguments: dict[str, Any]) -> Scores:
+        name, count = self.__name__, len(arguments["completions"])
+        try:
+            scores = await _result(self.reward, arguments)
+        except Exception as error:
+            where = await _first_row_that_raises(self.reward, arguments)
+            problem = f"reward {name!r} raised {type(error).__name__}: {error}"
+            raise RewardError(f"{problem}\n{where}") from error
+        if not isinstance(scores, Iterable) or isinstance(scores, str):
+            raise RewardError(f"reward {name!r} returned {scores!r}, not a list of scores")
+        scores = list(scores)
+        if len(scores) != count:
+            problem = f"returned {len(scores)} scores for {count} completions"
+            raise RewardError(f"reward {name!r} {problem}")
+        return [_score(name, arguments, row, score) for row, score in enumerate(scores)]
+
+
+class _CheckedAsync(_Checked):
+    async def __call__(self, **arguments: Any) -> Scores:
+        return await self._scores(arguments)
+
+
+class _CheckedSync(_Checked):
+    def __call__(self, **arguments: Any) -> Scores:
+        # Awaits nothing that suspends: the first step of the coroutine is the last.
+        try:
+            self._scores(arguments).send(None)
+        except StopIteration as done:
+            scores: Scores = done.value
+            return scores
+        raise RewardError(f"reward {self.__name__!r} returned a coroutine: declare it async def")
+
+
+async def _result(reward: Any, arguments: dict[str, Any]) -> Any:
+    result = reward(**arguments)
+    return await result if isinstance(result, Coroutine) else result
+
+
+def _score(name: str, arguments: dict[str, Any], row: int, score: Any) -> float | None:
+    if score is None:
+        return None
+    try:
+        number = float(score)
+    except (TypeError, ValueError) as error:
+        problem = f"reward {name!r} returned {score!r}, which is no number"
+        raise RewardError(f"{problem}\n{_describe(arguments, row)}") from error
+    if not math.isfinite(number):
+        problem = f"reward {name!r} returned {number}; None is for what it cannot judge"
+        raise RewardError(f"{problem}\n{_describe(arguments, row)}")
+    return number
+
+
+async def _first_row_that_raises(reward: Any, arguments: dict[str, Any]) -> str:
+    """Describe the completion at fault, found by scoring one after the other."""
+    for row in range(len(arguments["completions"])):
+        try:
+            await _result(reward, _one_row(arguments, row))
+        except Exception:
+            return _describe(arguments, row)
+    return "on the batch as a whole; each completion alone is scored"
+
+
+def _one_row(arguments: dict[str, Any], row: int) -> dict[str, Any]:
+    count = len(arguments["completions"])
+    return {
+        name: [value[row]] if isinstance(value, list) and len(value) == count else value
+        for name, value in arguments.items()
+    }
+
+
+def _describe(arguments: dict[str, Any], row: int) -> str:
+    """The row of the batch, with the end of its prompt, its gold answer and its completion."""
+    lines = [f"on completion {row} of the batch of {len(arguments['completions'])}"]
+    if "prompts" in arguments:
+        lines.append(f"prompt:     {_shown(prompt_text(arguments['prompts'][row]))}")
+    if "answer" in arguments:
+        lines.append(f"answer:     {_shown(str(arguments['answer'][row]))}")
+    lines.append(f"completion: {_shown(text_of(arguments['completions'][row]))}")
+    return "\n".join(lines)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= MAX_SHOWN_CHARS else "..." + text[-MAX_SHOWN_CHARS:])

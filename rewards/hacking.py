@@ -1,0 +1,91 @@
+"""Signs that a model collects rewards without solving the problem. They are logged, not scored.
+
+A rate that climbs while validation accuracy does not is the time to read completions. To add a
+sign, write one predicate and its line in `SIGNS`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rewards.completions import Prompt, prompt_text
+from rewards.format import has_trailing_text
+from rewards.grading import (
+    BOX,
+    OPEN,
+    REASONING_TAG,
+    answer_boxes,
+    answer_elements,
+    reasoning_text,
+    visible_text,
+)
+
+# Shorter texts, such as a lone sum, stand in a prompt by chance.
+MIN_ECHO_CHARS = 8
+
+
+@dataclass(frozen=True)
+class _Parts:
+    text: str
+    prompt: str
+    boxed: bool
+    visible: str
+    reasoning: str
+    answers: list[str]  # the elements, or the last box with those in the same breath
+
+
+def hacking_signs(
+    completion: str, prompt_format: str = "xml", prompt: Prompt = ""
+) -> dict[str, bool]:
+    """Which of the `SIGNS` a completion shows.
+
+    >>> signs = hacking_signs("<answer>17</answer><answer>18</answer>", "xml")
+    >>> [name for name, shown in signs.items() if shown]
+    ['answer_stuffing', 'empty_reasoning']
+    """
+    boxed = prompt_format == "boxed"
+    visible = visible_text(completion, prompt_format)
+    parts = _Parts(
+        text=completion,
+        prompt=prompt_text(prompt),
+        boxed=boxed,
+        visible=visible,
+        reasoning=reasoning_text(completion, prompt_format),
+        answers=answer_boxes(visible) if boxed else answer_elements(visible),
+    )
+    return {name: shows(parts) for name, shows in SIGNS.items()}
+
+
+def _answer_stuffing(parts: _Parts) -> bool:
+    """Several answers are offered: more than one element, or a row of boxes."""
+    return len(parts.answers) > 1
+
+
+def _tags_in_reasoning(parts: _Parts) -> bool:
+    """The answer's tag stands inside the reasoning, where a careless pattern would find it."""
+    return not parts.boxed and OPEN in parts.reasoning
+
+
+def _template_echo(parts: _Parts) -> bool:
+    """The whole reasoning or the answer is copied from the prompt, word for word."""
+    copies = (text.strip() for text in (parts.reasoning, *parts.answers))
+    return any(len(text) >= MIN_ECHO_CHARS and text in parts.prompt for text in copies)
+
+
+def _trailing_text(parts: _Parts) -> bool:
+    """Text follows the answer element. Prose behind a box is no such sign."""
+    return not parts.boxed and has_trailing_text(parts.text)
+
+
+def _empty_reasoning(parts: _Parts) -> bool:
+    """There is an answer, and not a letter or digit of reasoning."""
+    before = REASONING_TAG.sub("", parts.visible.partition(BOX if parts.boxed else OPEN)[0])
+    return bool(parts.answers) and not any(map(str.isalnum, parts.reasoning + before))
+
+
+SIGNS: dict[str, Callable[[_Parts], bool]] = {
+    "answer_stuffing": _answer_stuffing,
+    "tags_in_reasoning": _tags_in_reasoning,
+    "template_echo": _template_echo,
+    "trailing_text": _trailing_text,
+    "empty_reasoning": _empty_reasoning,
+}

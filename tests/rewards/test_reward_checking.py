@@ -1,0 +1,142 @@
+"""A reward that breaks its contract stops the run and says which, where and why."""
+
+import asyncio
+import math
+import pickle
+from fractions import Fraction
+
+import pytest
+
+from rewards import REWARDS, RewardError, RewardSpecError, checked, load_rewards
+
+COLUMNS = ["prompt", "question", "answer", "prompt_format"]
+BATCH = {
+    "prompts": [[{"role": "user", "content": f"Question {i}?"}] for i in range(3)],
+    "completions": [[{"role": "assistant", "content": text}] for text in ("one", "two", "three")],
+    "answer": ["#### 1", "#### 2", "#### 3"],
+    "trainer_state": None,
+}
+
+
+def returning(scores):
+    def my_reward(completions, **kwargs):
+        return scores
+
+    return my_reward
+
+
+def picky(completions, answer, **kwargs):
+    """Raises for the second row, and for it alone."""
+    return [{"#### 1": 1.0, "#### 3": 3.0}[gold] for gold in answer]
+
+
+async def picky_async(completions, answer, **kwargs):
+    await asyncio.sleep(0)
+    return picky(completions, answer)
+
+
+def jealous(completions, **kwargs):
+    """Raises only when it sees more than one completion."""
+    (text,) = completions
+    return [len(text)]
+
+
+def score(reward):
+    wrapped = checked(reward)
+    result = wrapped(**BATCH)
+    return asyncio.run(result) if asyncio.iscoroutine(result) else result
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([1, True, None], [1.0, 1.0, None]),
+        ((0.5, -2, Fraction(1, 4)), [0.5, -2.0, 0.25]),
+        ((i for i in range(3)), [0.0, 1.0, 2.0]),
+    ],
+)
+def test_scores_become_floats(scores, expected):
+    got = score(returning(scores))
+    assert got == expected
+    assert all(value is None or type(value) is float for value in got)
+
+
+@pytest.mark.parametrize(
+    ("scores", "says"),
+    [
+        ([1.0, 2.0], "returned 2 scores for 3 completions"),
+        ([1.0] * 4, "returned 4 scores for 3 completions"),
+        (None, "returned None, not a list of scores"),
+        (1.0, "returned 1.0, not a list of scores"),
+        ("abc", "returned 'abc', not a list of scores"),
+        ([1.0, "good", 2.0], "returned 'good', which is no number"),
+        ([1.0, math.nan, 2.0], "returned nan; None is for what it cannot judge"),
+        ([1.0, math.inf, 2.0], "returned inf"),
+        ([1.0, [1.0], 2.0], "returned [1.0], which is no number"),
+    ],
+)
+def test_what_is_no_score(scores, says):
+    with pytest.raises(RewardError) as error:
+        score(returning(scores))
+    assert "reward 'my_reward'" in str(error.value)
+    assert says in str(error.value)
+    if isinstance(scores, list) and len(scores) == 3:
+        assert "on completion 1 of the batch of 3" in str(error.value)
+        assert "completion: 'two'" in str(error.value)
+
+
+@pytest.mark.parametrize("reward", [picky, picky_async])
+def test_an_exception_names_the_row_and_keeps_its_traceback(reward):
+    with pytest.raises(RewardError) as error:
+        score(reward)
+    message = str(error.value)
+    assert f"reward '{reward.__name__}' raised KeyError: '#### 2'" in message
+    for line in ("on completion 1 of", "'Question 1?'", "'#### 2'", "'two'"):
+        assert line in message
+    shown = error.value.own_traceback()
+    assert "in picky" in shown
+    assert "rewards/checking.py" not in shown
+    assert shown.endswith("KeyError: '#### 2'\n")
+
+
+def test_an_exception_of_the_batch_as_a_whole():
+    with pytest.raises(RewardError, match="on the batch as a whole"):
+        score(jealous)
+
+
+def test_keyboard_interrupt_passes():
+    def slow(completions, **kwargs):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        score(slow)
+
+
+def test_checked_twice_is_checked_once_and_can_be_pickled():
+    wrapped = checked(picky)
+    assert checked(wrapped) is wrapped
+    again = pickle.loads(pickle.dumps(wrapped))
+    assert again.__name__ == "picky"
+    assert again(completions=[""], answer=["#### 1"]) == [1.0]
+
+
+def test_every_reward_of_ours_takes_what_trl_passes():
+    load_rewards(list(REWARDS), COLUMNS)
+
+
+OWN = """
+def no_kwargs(completions): return [0.0 for _ in completions]
+def needs_more(completions, difficulty, **kwargs): return [0.0 for _ in completions]
+def fine(prompts, completions, answer, **kwargs): return [0.0 for _ in completions]
+"""
+
+
+def test_signatures(tmp_path, monkeypatch):
+    (tmp_path / "signature_rewards.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    load_rewards(["signature_rewards:fine"], COLUMNS)
+    load_rewards(["signature_rewards:needs_more"], [*COLUMNS, "difficulty"])
+    with pytest.raises(RewardSpecError, match=r"'no_kwargs'.*end its parameters with \*\*kwargs"):
+        load_rewards(["signature_rewards:no_kwargs"], COLUMNS)
+    with pytest.raises(RewardSpecError, match=r"'needs_more'.*'difficulty'.*no such column"):
+        load_rewards(["signature_rewards:needs_more"], COLUMNS)
