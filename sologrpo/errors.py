@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 
+from rewards import RewardError, RewardSpecError
+
 
 class InputError(ValueError):
     """The user's input cannot work; the message is one line and names the mend."""
@@ -12,6 +14,7 @@ class InputError(ValueError):
 def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap a script's `main`: an `InputError` prints its line and exits with 2.
 
+    A reward that breaks off the run is shown with its own traceback, without the trainer's; exit 1.
     Any other exception is a defect or the machine's failure and keeps its traceback.
     `--traceback` on the command line keeps the traceback of an `InputError` too.
     """
@@ -20,10 +23,12 @@ def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
     def wrapped() -> None:
         try:
             main()
-        except InputError as error:
+        except (InputError, RewardSpecError, RewardError) as error:
             if "--traceback" in sys.argv:
                 raise
+            if isinstance(error, RewardError):
+                print(error.own_traceback(), file=sys.stderr, end="")
             print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
+            sys.exit(1 if isinstance(error, RewardError) else 2)
 
     return wrapped

@@ -15,8 +15,9 @@ from rewards.grading import extract_answer, is_correct, lenient_is_correct
 from sologrpo.config import EvaluationSettings
 from sologrpo.data import render_prompt
 from sologrpo.device import describe_device
+from sologrpo.files import write_atomically
 from sologrpo.generation import Completion, generate_greedily
-from sologrpo.run import versions, write_atomically
+from sologrpo.run import versions
 from sologrpo.statistics import compare_paired, wilson_interval
 
 

@@ -14,7 +14,6 @@ import io
 import json
 import logging
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from sologrpo.errors import InputError, one_line_errors
+from sologrpo.files import write_atomically
 from sologrpo.statistics import compare_paired, wilson_interval
 
 logger = logging.getLogger(__name__)
@@ -323,7 +323,7 @@ def draw_reward_curve(metrics: list[Record], path: Path, title: str) -> None:
             figure.legend(loc="outside lower center", ncols=3, frameon=False)
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=200, metadata={"Software": None})
-    _write_atomically(path, picture.getvalue())
+    write_atomically(path, picture.getvalue())
 
 
 def _draw_rewards(axes: Axes, metrics: list[Record]) -> None:
@@ -670,8 +670,7 @@ def write_report(run_dir: Path) -> Path:
     run = _read_run(run_dir)
     draw_reward_curve(run.metrics, run_dir / "reward_curve.png", run.name)
     path = run_dir / "report.html"
-    # A tokenizer can emit half a surrogate pair, which UTF-8 cannot hold.
-    _write_atomically(path, _render(run).encode("utf-8", "replace"))
+    write_atomically(path, _render(run))
     return path
 
 
@@ -807,16 +806,6 @@ def first_line(text: Any, limit: int = 110) -> str:
     """Text on one line for a summary, cut with an ellipsis."""
     line = " ".join(str(text)[: 4 * limit].split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    """A reader sees the old file or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @one_line_errors

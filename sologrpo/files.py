@@ -1,0 +1,20 @@
+"""Files that are whole or not there. Imports nothing heavy: the report needs no torch."""
+
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new, never a part.
+
+    Text is written as UTF-8; half a surrogate pair, which a tokenizer can emit, becomes "?".
+    """
+    if isinstance(content, str):
+        content = content.encode("utf-8", "replace")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
