@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from rewards.grading import parse_gold
 from sologrpo.config import RunArguments
 from sologrpo.errors import InputError
-from sologrpo.prompts import PROMPT_FORMATS, load_worked_examples
+from sologrpo.prompts import PROMPT_FORMATS, Prompt, PromptFormat, load_worked_examples
 
 logger = logging.getLogger(__name__)
 
@@ -93,16 +93,62 @@ def _check_schema(rows: Dataset, name: str, split: str) -> None:
             raise InputError(f"{name} ({split}), row {number}: {_first_line(error)}") from error
 
 
-def build_prompts(rows: Dataset, run: RunArguments) -> Dataset:
-    """Add the columns `prompt` and `prompt_format`; the others stay, for the rewards."""
+def build_prompts(
+    rows: Dataset, run: RunArguments, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Dataset:
+    """Add the columns `prompt` and `prompt_format`; the others stay, for the rewards.
+
+    A prompt is a list of chat messages, or a string where the format asks in plain text.
+
+    Args:
+        rows: rows with `question` and `answer`.
+        run: names the format, and what replaces its system prompt and worked examples.
+        tokenizer: its chat template decides for a format that can be asked either way; without a
+            tokenizer that is chat.
+
+    Raises:
+        InputError: if the format needs a chat template and the tokenizer has none.
+    """
     prompt_format = PROMPT_FORMATS[run.prompt_format]
-    examples = load_worked_examples(run.worked_examples)
+    chat = _asks_in_chat(prompt_format, tokenizer)
+    build = prompt_format.messages if chat else prompt_format.text
+    spec = run.worked_examples  # an empty list asks for no example, not for the format's own
+    examples = None if spec is None else load_worked_examples(spec)
 
     def add_prompt(row: dict[str, Any]) -> dict[str, Any]:
-        prompt = prompt_format.messages(row["question"], examples, run.system_prompt)
+        prompt = build(row["question"], examples, run.system_prompt)
         return {"prompt": prompt, "prompt_format": prompt_format.name}
 
     return rows.map(add_prompt)
+
+
+def stop_strings(dataset: Dataset) -> list[str]:
+    """Strings that end a completion of these prompts, beside the end-of-text token.
+
+    None for chat, where the model ends its turn, nor for prompts that `build_prompts` did not make.
+    """
+    if "prompt_format" not in dataset.column_names or not isinstance(dataset[0]["prompt"], str):
+        return []
+    plain_text = PROMPT_FORMATS[dataset[0]["prompt_format"]].plain_text
+    return list(plain_text.stop_strings) if plain_text else []
+
+
+def _asks_in_chat(prompt_format: PromptFormat, tokenizer: PreTrainedTokenizerBase | None) -> bool:
+    if not prompt_format.chat:
+        return False
+    if tokenizer is None or tokenizer.chat_template is not None:
+        return True
+    if prompt_format.plain_text is None:
+        raise _no_chat_template(tokenizer)
+    return False
+
+
+def _no_chat_template(tokenizer: PreTrainedTokenizerBase) -> InputError:
+    plain = " or ".join(f.name for f in PROMPT_FORMATS.values() if f.plain_text is not None)
+    return InputError(
+        f"{tokenizer.name_or_path} has no chat template: use prompt_format {plain}, or the "
+        "instruct version of the model"
+    )
 
 
 def load_train_and_validation(
@@ -110,7 +156,7 @@ def load_train_and_validation(
 ) -> tuple[Dataset, Dataset | None]:
     """Load the training rows and the seeded slice that is held out of them for validation."""
     rows = load_rows(run.dataset_name, run.dataset_train_split, run.dataset_config)
-    train = _within_limit(build_prompts(rows, run), tokenizer, run.max_prompt_tokens)
+    train = _within_limit(build_prompts(rows, run, tokenizer), tokenizer, run.max_prompt_tokens)
     train = train.shuffle(seed=seed)
     validation = None
     if run.num_validation_examples:
@@ -132,14 +178,19 @@ def _check_at_least_one(name: str, value: int) -> None:
         raise InputError(f"{name} {value} leaves no rows: give 1 or more, or leave it out")
 
 
-def load_test_prompts(run: RunArguments, limit: int | None = None, seed: int = 0) -> Dataset:
+def load_test_prompts(
+    run: RunArguments,
+    limit: int | None = None,
+    seed: int = 0,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Dataset:
     """Load the test split with its prompts; `limit` takes a seeded choice of the rows."""
     if limit is not None:
         _check_at_least_one("limit", limit)
     rows = load_rows(run.dataset_name, run.dataset_test_split, run.dataset_config)
     if limit is not None and limit < len(rows):
         rows = rows.shuffle(seed=seed).select(range(limit))
-    return build_prompts(rows, run)
+    return build_prompts(rows, run, tokenizer)
 
 
 def _within_limit(
@@ -159,25 +210,55 @@ def _within_limit(
     return dataset.select(kept)
 
 
-def render_prompt(prompt: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase) -> str:
-    """Render one chat prompt by the tokenizer's own chat template, as the model will see it.
+def prompt_token_ids(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
+) -> list[list[int]]:
+    """The token ids of every prompt, exactly as TRL makes them in training.
+
+    A chat template writes its special tokens itself; before plain text the tokenizer puts its own,
+    such as Llama's `<|begin_of_text|>`.
+
+    Args:
+        prompts: all chat messages, or all plain text.
+        tokenizer: the model's.
 
     Raises:
-        InputError: if the tokenizer has no chat template.
+        InputError: if chat messages meet a tokenizer without chat template, or if the tokenizer
+            ends plain text as if it were finished.
     """
-    if tokenizer.chat_template is None:
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if not texts:
+        rendered = [render_prompt(prompt, tokenizer) for prompt in prompts]
+        chat_ids: list[list[int]] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        return chat_ids
+    # grpo_trainer.py:1758 of TRL 1.16: `self.processing_class(text=prompts)["input_ids"]`
+    text_ids: list[list[int]] = tokenizer(texts)["input_ids"]
+    if text_ids[0][-1] == tokenizer.eos_token_id:
         raise InputError(
-            f"{tokenizer.name_or_path} has no chat template: use the instruct version of the model"
+            f"{tokenizer.name_or_path} ends every text with {tokenizer.eos_token}, also a prompt: "
+            "set add_eos_token to false in its tokenizer_config.json"
         )
+    return text_ids
+
+
+def render_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Write out one prompt as the model will see it, special tokens included.
+
+    Raises:
+        InputError: if the prompt is chat messages and the tokenizer has no chat template.
+    """
+    if isinstance(prompt, str):
+        opening: str = tokenizer.decode(tokenizer("")["input_ids"])
+        return opening + prompt
+    if tokenizer.chat_template is None:
+        raise _no_chat_template(tokenizer)
     text: str = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
     return text
 
 
 def prompt_lengths(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Count the tokens of every rendered prompt."""
-    texts = [render_prompt(prompt, tokenizer) for prompt in dataset["prompt"]]
-    ids: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    return [len(row) for row in ids]
+    """Count the tokens of every prompt."""
+    return [len(ids) for ids in prompt_token_ids(dataset["prompt"], tokenizer)]
 
 
 def describe_lengths(lengths: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rewards.format import has_strict_format, has_trailing_text
 from rewards.grading import extract_answer, is_correct, lenient_is_correct
 from sologrpo.config import EvaluationSettings
-from sologrpo.data import render_prompt
+from sologrpo.data import prompt_token_ids, stop_strings
 from sologrpo.device import describe_device
 from sologrpo.files import write_atomically
 from sologrpo.generation import Completion, generate_greedily
@@ -46,8 +46,9 @@ def generate_records(
     max_new_tokens: int,
 ) -> list[Record]:
     """Complete every prompt of the dataset greedily and grade it; all rows, in their order."""
-    prompts = [render_prompt(prompt, tokenizer) for prompt in dataset["prompt"]]
-    completions = generate_greedily(model, tokenizer, prompts, max_new_tokens)
+    prompts = prompt_token_ids(dataset["prompt"], tokenizer)
+    stops = stop_strings(dataset)
+    completions = generate_greedily(model, tokenizer, prompts, max_new_tokens, stop_strings=stops)
     return [
         grade(index, row, completion)
         for index, (row, completion) in enumerate(zip(dataset, completions, strict=True))

@@ -1,6 +1,7 @@
 """Prompt formats: how a question becomes what the model sees.
 
-A format is one `PromptFormat` in `PROMPT_FORMATS`. The gold answer never enters a prompt.
+A format is one `PromptFormat` in `PROMPT_FORMATS`. It asks in chat messages, which the tokenizer's
+chat template renders, or in plain text, or in either. The gold answer never enters a prompt.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import yaml
 from sologrpo.errors import InputError
 
 Message = dict[str, str]
+Prompt = list[Message] | str
 
 
 @dataclass(frozen=True)
@@ -25,37 +27,113 @@ class WorkedExample:
 
 
 @dataclass(frozen=True)
+class PlainText:
+    """How a format asks in plain text: no chat template, no roles.
+
+    Attributes:
+        turn: a question up to where the model goes on, with the field `{question}`. It ends in no
+            space: in most vocabularies the space belongs to the word that follows.
+        stop_strings: what ends a completion, beside the end-of-text token that a base model often
+            fails to give. The string found stays in the completion, so that a reward can see it.
+    """
+
+    turn: str
+    stop_strings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class PromptFormat:
     """How to ask, and what a completion looks like.
 
     Attributes:
         name: the value of `prompt_format` in a config; also what the judge in
             `rewards.grading` goes by.
-        system_prompt: the instruction. Its tags are those of `completion`.
-        completion: a well-formed completion, with the fields `{thinking}` and `{answer}`.
+        completion: a well-formed completion, with the fields `{thinking}` and `{answer}`. Where
+            the prompt opens the reasoning, it starts inside.
+        rewards: the rewards of a run whose config names none. `completion` earns the most of each.
+        system_prompt: the instruction, before everything else: the system message of a chat, the
+            first paragraph of plain text; empty for none. Its tags are those of `completion`.
+        suffix: follows every question, those of worked examples too.
+        worked_examples: what is shown where a config gives no examples of its own.
+        chat: whether to ask in chat messages if the model has a chat template.
+        plain_text: how to ask otherwise; None if the format needs a chat template.
     """
 
     name: str
-    system_prompt: str
     completion: str
+    rewards: tuple[str, ...]
+    system_prompt: str = ""
+    suffix: str = ""
+    worked_examples: tuple[WorkedExample, ...] = ()
+    chat: bool = True
+    plain_text: PlainText | None = None
 
     def messages(
         self,
         question: str,
-        worked_examples: Sequence[WorkedExample] = (),
+        worked_examples: Sequence[WorkedExample] | None = None,
         system_prompt: str | None = None,
     ) -> list[Message]:
-        """Build the chat prompt: system, each worked example as one exchange, then the question."""
-        messages = [{"role": "system", "content": system_prompt or self.system_prompt}]
-        for example in worked_examples:
-            messages.append({"role": "user", "content": example.question})
+        """Build the chat prompt: system, each worked example as one exchange, then the question.
+
+        Args:
+            question: the problem.
+            worked_examples: instead of the format's own; an empty list for none.
+            system_prompt: instead of the format's own; an empty text for no system message.
+
+        >>> PROMPT_FORMATS["boxed"].messages("What is 7 + 5?", worked_examples=[])[0]["role"]
+        'user'
+        """
+        instruction = self._instruction(system_prompt)
+        messages = [{"role": "system", "content": instruction}] if instruction else []
+        for example in self._examples(worked_examples):
+            messages.append({"role": "user", "content": example.question + self.suffix})
             messages.append({"role": "assistant", "content": self.render_example(example)})
-        messages.append({"role": "user", "content": question.strip()})
+        messages.append({"role": "user", "content": question.strip() + self.suffix})
         return messages
+
+    def text(
+        self,
+        question: str,
+        worked_examples: Sequence[WorkedExample] | None = None,
+        system_prompt: str | None = None,
+    ) -> str:
+        """Build the plain-text prompt: instruction, worked examples, question, as paragraphs.
+
+        Args:
+            question: the problem.
+            worked_examples: instead of the format's own; an empty list for none.
+            system_prompt: instead of the format's own, the first paragraph (the sentences before
+                "User:" in `r1_zero`); an empty text for none.
+
+        Raises:
+            ValueError: if the format has no plain-text form.
+
+        >>> print(PROMPT_FORMATS["r1_zero"].text("What is 7 + 5?", system_prompt="Think first."))
+        Think first.
+        <BLANKLINE>
+        User: What is 7 + 5?
+        Assistant: <think>
+        """
+        if self.plain_text is None:
+            raise ValueError(f"prompt format {self.name} has no plain-text form")
+        turn = self.plain_text.turn
+        paragraphs = [self._instruction(system_prompt)]
+        for example in self._examples(worked_examples):
+            asked = turn.format(question=example.question + self.suffix)
+            paragraphs.append(f"{asked} {self.render_example(example)}")
+        paragraphs.append(turn.format(question=question.strip() + self.suffix))
+        return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
     def render_example(self, example: WorkedExample) -> str:
         """Write a worked example as the completion that would earn every reward."""
         return self.completion.format(thinking=example.thinking, answer=example.answer)
+
+    def _instruction(self, system_prompt: str | None) -> str:
+        return self.system_prompt if system_prompt is None else system_prompt
+
+    def _examples(self, examples: Sequence[WorkedExample] | None) -> Sequence[WorkedExample]:
+        return self.worked_examples if examples is None else examples
 
 
 XML = PromptFormat(
@@ -66,9 +144,53 @@ XML = PromptFormat(
         "<thinking>\nyour reasoning\n</thinking>\n<answer>\nthe final number\n</answer>"
     ),
     completion="<thinking>\n{thinking}\n</thinking>\n<answer>\n{answer}\n</answer>",
+    rewards=("strict_format", "trailing_text", "integer_answer", "answer_correctness"),
 )
 
-PROMPT_FORMATS: dict[str, PromptFormat] = {format.name: format for format in (XML,)}
+# DeepSeek-R1-Zero's prompt in the wording that GRPO recipes after CS336 train with. Always plain
+# text: it is made for base models, and a chat template would put a turn before "<think>".
+R1_ZERO = PromptFormat(
+    name="r1_zero",
+    system_prompt=(
+        "A conversation between User and Assistant. The User asks a question, and the Assistant "
+        "solves it. The Assistant first thinks about the reasoning process in the mind and then "
+        "provides the User with the answer. The reasoning process is enclosed within <think> "
+        "</think> and answer is enclosed within <answer> </answer> tags, respectively."
+    ),
+    completion="{thinking} </think> <answer> {answer} </answer>",
+    rewards=("gsm8k_weighted",),
+    chat=False,
+    plain_text=PlainText(
+        turn="User: {question}\nAssistant: <think>",
+        stop_strings=("</answer>", "\n\n\n"),
+    ),
+)
+
+# A base model learns from the worked example what a box is and that the answer ends with it; then
+# it goes on with a question of its own, so in plain text the next "Question:" is where to stop.
+BOXED = PromptFormat(
+    name="boxed",
+    suffix=" Provide a numerical answer without units, written inside \\boxed{}.",
+    completion="{thinking}\nThe answer is \\boxed{{{answer}}}.",
+    rewards=("boxed_correctness",),
+    worked_examples=(
+        WorkedExample(
+            question="A ticket costs 7 euros and a drink costs 3 euros. How many euros do 4 "
+            "tickets and 2 drinks cost?",
+            thinking="The tickets cost 4 * 7 = 28 euros and the drinks cost 2 * 3 = 6 euros. "
+            "Together that is 28 + 6 = 34 euros.",
+            answer="34",
+        ),
+    ),
+    plain_text=PlainText(
+        turn="Question: {question}\nAnswer:",
+        stop_strings=("\nQuestion:", "\n\n\n"),
+    ),
+)
+
+PROMPT_FORMATS: dict[str, PromptFormat] = {
+    prompt_format.name: prompt_format for prompt_format in (XML, R1_ZERO, BOXED)
+}
 
 
 def load_worked_examples(spec: Sequence[Any] | str | None) -> list[WorkedExample]:

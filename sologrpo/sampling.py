@@ -24,6 +24,7 @@ from transformers.generation import (
 )
 
 from sologrpo.prefill import Prefill, prefill
+from sologrpo.stopping import StopStrings
 
 # Rows leave the batch when so small a share of it is still being written: each departure copies
 # the cache of those that stay.
@@ -89,6 +90,7 @@ def generate_fast(
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor,
     config: GenerationConfig,
+    stops: StopStrings | None = None,
 ) -> torch.Tensor:
     """Complete each row of left-padded prompts, by sampling or greedily.
 
@@ -96,9 +98,11 @@ def generate_fast(
         input_ids: (B, T) prompts; equal neighbouring rows are computed once.
         attention_mask: (B, T).
         config: sampling parameters, length limit, end and pad token ids.
+        stops: what ends a row beside the end tokens; the token that completes it is kept.
 
     Returns:
-        (B, T + T_new) prompts and completions, padded on the right, as `generate` does.
+        (B, T + T_new) prompts and completions, padded on the right, as `generate` does. A row
+        that ended at a stop string has no end token: `stops.length` tells where its padding begins.
     """
     B = input_ids.size(0)
     room = int(config.max_new_tokens)
@@ -115,6 +119,8 @@ def generate_fast(
         tokens = choose(logits_BV.float())
         completion_ids[rows[writing], t] = tokens[writing]
         writing &= ~torch.isin(tokens, end_ids)
+        if stops is not None:
+            writing &= ~stops.ended(completion_ids[rows, : t + 1])
         n_writing = int(writing.sum())
         if n_writing == 0 or t == room - 1:
             break

@@ -6,18 +6,26 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
+from tokenizers import pre_tokenizers, processors
+from transformers import PreTrainedTokenizerBase
+from trl import GRPOConfig, GRPOTrainer
 
 from sologrpo.config import RunArguments
 from sologrpo.data import (
+    build_prompts,
     describe_lengths,
     load_rows,
     load_test_prompts,
     load_train_and_validation,
     prompt_lengths,
+    prompt_token_ids,
+    render_prompt,
+    stop_strings,
 )
 from sologrpo.errors import InputError
 from sologrpo.model import load_tokenizer
-from tiny import rows, write_rows
+from sologrpo.prompts import PROMPT_FORMATS, Prompt
+from tiny import build_model, build_tokenizer, digit_share, rows, write_rows
 
 
 def run_on(path: Path, **settings: object) -> RunArguments:
@@ -179,16 +187,6 @@ def test_limit_that_no_prompt_meets(tiny_llama: Path, tiny_data: Path) -> None:
         load_train_and_validation(run, load_tokenizer(str(tiny_llama)), seed=0)
 
 
-def test_prompt_lengths_count_what_the_model_is_fed(tiny_llama: Path, tiny_data: Path) -> None:
-    tokenizer = load_tokenizer(str(tiny_llama))
-    problems = load_test_prompts(run_on(tiny_data))
-    fed = [
-        tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)
-        for prompt in problems["prompt"]
-    ]
-    assert prompt_lengths(problems, tokenizer) == [len(row["input_ids"]) for row in fed]
-
-
 def test_describe_lengths() -> None:
     assert describe_lengths([*range(1, 101)]) == "mean 50, p95 95, max 100 tokens"
     assert describe_lengths([7]) == "mean 7, p95 7, max 7 tokens"
@@ -203,3 +201,154 @@ def test_limit_of_test_problems_is_a_seeded_choice(tiny_data: Path) -> None:
     assert load_test_prompts(run, limit=3, seed=5)["question"] == chosen
     assert load_test_prompts(run, limit=100)["question"] == everything
     assert any(load_test_prompts(run, limit=3, seed=s)["question"] != chosen for s in range(3))
+
+
+# --- prompts as the model is fed them -----------------------------------------------------------
+
+
+def base_tokenizer(around_text: str = "$A") -> PreTrainedTokenizerBase:
+    """No chat template; `around_text` says which special tokens every text gets."""
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = None
+    special = [t for t in tokenizer.all_special_tokens if t in around_text]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=around_text,
+        special_tokens=[(token, tokenizer.convert_tokens_to_ids(token)) for token in special],
+    )
+    return tokenizer
+
+
+def llama_3_tokenizer() -> PreTrainedTokenizerBase:
+    """Puts a token before every text."""
+    return base_tokenizer("<|endoftext|> $A")
+
+
+def llama_2_tokenizer() -> PreTrainedTokenizerBase:
+    """Marks the first word of a text too, but not where a special token is written before it."""
+    tokenizer = llama_3_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+        replacement="Ġ", prepend_scheme="first"
+    )
+    return tokenizer
+
+
+TOKENIZERS = {
+    "chat": build_tokenizer,
+    "base": base_tokenizer,
+    "llama 3": llama_3_tokenizer,
+    "llama 2": llama_2_tokenizer,
+}
+ASKED = [
+    (tokenizer, prompt_format.name)
+    for tokenizer in TOKENIZERS
+    for prompt_format in PROMPT_FORMATS.values()
+    if tokenizer == "chat" or prompt_format.plain_text
+]
+
+
+def prompts_of(name: str, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    run = RunArguments(prompt_format=name)
+    return list(build_prompts(Dataset.from_list(rows(3)), run, tokenizer)["prompt"])
+
+
+def trl_token_ids(
+    prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> list[list[int]]:
+    """What TRL itself feeds the model in training."""
+    trainer = GRPOTrainer(
+        model=build_model("llama", tokenizer),
+        reward_funcs=digit_share,
+        args=GRPOConfig(output_dir=str(folder), use_cpu=True, bf16=False, report_to="none"),
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        processing_class=tokenizer,
+    )
+    ids: list[list[int]] = trainer._tokenize_prompts(prompts)[0]
+    return ids
+
+
+@pytest.mark.parametrize(("tokenizer_name", "prompt_format"), ASKED)
+def test_token_ids_are_those_of_trl(
+    tokenizer_name: str, prompt_format: str, tmp_path: Path
+) -> None:
+    tokenizer = TOKENIZERS[tokenizer_name]()
+    prompts = prompts_of(prompt_format, tokenizer)
+    ids = prompt_token_ids(prompts, tokenizer)
+    assert ids == trl_token_ids(prompts, tokenizer, tmp_path)
+    lengths = prompt_lengths(Dataset.from_dict({"prompt": prompts}), tokenizer)
+    assert lengths == [len(row) for row in ids]
+
+
+# Not with the tokens of Llama 2: a text with its opening token written out is another one there.
+@pytest.mark.parametrize(
+    ("tokenizer_name", "prompt_format"), [case for case in ASKED if case[0] != "llama 2"]
+)
+def test_rendered_prompt_has_the_same_tokens(tokenizer_name: str, prompt_format: str) -> None:
+    tokenizer = TOKENIZERS[tokenizer_name]()
+    prompts = prompts_of(prompt_format, tokenizer)
+    texts = [render_prompt(prompt, tokenizer) for prompt in prompts]
+    again = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    assert again == prompt_token_ids(prompts, tokenizer)
+
+
+def test_token_before_every_text_is_counted_and_shown() -> None:
+    (without,) = prompt_token_ids(["2 + 2?"], base_tokenizer())
+    tokenizer = llama_3_tokenizer()
+    (ids,) = prompt_token_ids(["2 + 2?"], tokenizer)
+    assert ids == [tokenizer.convert_tokens_to_ids("<|endoftext|>"), *without]
+    assert render_prompt("2 + 2?", tokenizer) == "<|endoftext|>2 + 2?"
+
+
+def test_tokenizer_that_ends_every_text_is_refused() -> None:
+    with pytest.raises(InputError, match=r"ends every text with <\|im_end\|>.*add_eos_token"):
+        prompt_token_ids(["2 + 2?"], base_tokenizer("$A <|im_end|>"))
+
+
+@pytest.mark.parametrize(
+    ("prompt_format", "tokenizer_name", "chat"),
+    [
+        ("xml", "chat", True),
+        ("r1_zero", "chat", False),
+        ("r1_zero", "base", False),
+        ("boxed", "chat", True),
+        ("boxed", "base", False),
+    ],
+)
+def test_chat_template_decides_how_a_format_asks(
+    prompt_format: str, tokenizer_name: str, chat: bool
+) -> None:
+    run = RunArguments(prompt_format=prompt_format)
+    built = build_prompts(Dataset.from_list(rows(1)), run, TOKENIZERS[tokenizer_name]())
+    assert isinstance(built[0]["prompt"], list if chat else str)
+    plain_text = PROMPT_FORMATS[prompt_format].plain_text
+    expected = [] if chat or plain_text is None else list(plain_text.stop_strings)
+    assert stop_strings(built) == expected
+    assert bool(expected) is not chat
+
+
+def test_empty_list_asks_for_no_worked_example() -> None:
+    run = RunArguments(prompt_format="boxed", worked_examples=[])
+    built = build_prompts(Dataset.from_list(rows(1)), run)
+    assert [message["role"] for message in built[0]["prompt"]] == ["user"]
+
+
+def test_prompts_from_elsewhere_have_no_stop_strings() -> None:
+    assert stop_strings(Dataset.from_list([{"prompt": "2 + 2 ="}])) == []
+
+
+def test_training_and_test_rows_are_asked_alike(tiny_data: Path) -> None:
+    tokenizer, run = base_tokenizer(), run_on(tiny_data, prompt_format="boxed")
+    train, _ = load_train_and_validation(run, tokenizer, seed=0)
+    test = load_test_prompts(run, tokenizer=tokenizer)
+    for row in (train[0], test[0]):
+        text = PROMPT_FORMATS["boxed"].text(row["question"])
+        assert row["prompt"] == text
+        assert row["prompt_format"] == "boxed"
+
+
+def test_format_that_needs_a_chat_template(tiny_data: Path) -> None:
+    says = r"no chat template: use prompt_format r1_zero or boxed, or the instruct version"
+    run = run_on(tiny_data, prompt_format="xml")
+    with pytest.raises(InputError, match=says):
+        load_train_and_validation(run, base_tokenizer(), seed=0)
+    with pytest.raises(InputError, match=says):
+        render_prompt([{"role": "user", "content": "2 + 2?"}], base_tokenizer())

@@ -8,7 +8,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 from sologrpo.config import RunArguments, parse_evaluation
-from sologrpo.data import build_prompts, render_prompt
+from sologrpo.data import build_prompts, prompt_token_ids
 from sologrpo.evaluation import (
     Record,
     accuracy_by_kind,
@@ -94,8 +94,8 @@ def test_records_follow_the_rows_and_the_completions(tiny_llama: Path) -> None:
     tokenizer = load_tokenizer(str(tiny_llama))
     problems = prompts(6)
     records = generate_records(model, tokenizer, problems, max_new_tokens=20)
-    texts = [render_prompt(prompt, tokenizer) for prompt in problems["prompt"]]
-    completions = generate_greedily(model, tokenizer, texts, 20)
+    ids = prompt_token_ids(problems["prompt"], tokenizer)
+    completions = generate_greedily(model, tokenizer, ids, 20)
     assert [r.question for r in records] == problems["question"][:]
     assert [r.gold for r in records] == problems["answer"][:]
     assert [r.index for r in records] == list(range(6))

@@ -1,5 +1,6 @@
 """Generation: batches, padding and order change nothing about a completion."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from trl import ModelConfig
 
-from sologrpo.data import render_prompt
+from sologrpo.data import prompt_token_ids
 from sologrpo.generation import Completion, end_token_ids, generate_greedily
 from sologrpo.model import load_base_model, load_tokenizer
 from sologrpo.prompts import PROMPT_FORMATS
@@ -23,22 +24,32 @@ def load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return load_base_model(config), load_tokenizer(str(path))
 
 
-def ragged_prompts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def ragged_prompts(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     xml = PROMPT_FORMATS["xml"]
     questions = [row["question"] + " Why?" * (i * 3 % 7) for i, row in enumerate(rows(10))]
-    return [render_prompt(xml.messages(question), tokenizer) for question in questions]
+    return prompt_token_ids([xml.messages(question) for question in questions], tokenizer)
 
 
-def by_hand(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> Completion:
+def by_hand(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    ids: list[int],
+    stop_strings: Sequence[str] = (),
+) -> Completion:
     """One prompt, one token at a time, no cache, no padding."""
-    ids: list[int] = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     new: list[int] = []
-    while len(new) < NEW_TOKENS and tokenizer.eos_token_id not in new:
+    text = ""
+    while len(new) < NEW_TOKENS:
         with torch.no_grad():
             logits = model(torch.tensor([ids + new], device=model.device)).logits
         new.append(int(logits[0, -1].argmax()))
-    text = tokenizer.decode(new, skip_special_tokens=True)
-    return Completion(text, len(new), tokenizer.eos_token_id not in new)
+        text = tokenizer.decode(new, skip_special_tokens=True)
+        if new[-1] == tokenizer.eos_token_id:
+            return Completion(text, len(new), truncated=False)
+        for length in range(len(text) + 1):
+            if text[:length].endswith(tuple(stop_strings)):
+                return Completion(text[:length], len(new), truncated=False)
+    return Completion(text, len(new), truncated=True)
 
 
 @pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen"])
@@ -52,6 +63,35 @@ def test_batches_equal_one_by_one(family: str, request: pytest.FixtureRequest) -
     # All in one batch; batches of two or three; one a batch.
     for token_budget in (16384, 600, 1):
         done = generate_greedily(model, tokenizer, prompts, NEW_TOKENS, token_budget)
+        assert done == expected
+
+
+# Texts that the tiny models write: of one token, of several, and within a longer token.
+STOP_STRINGS = {"tiny_llama": ("gg", "12201"), "tiny_qwen": ("ead", "1317")}
+
+
+@pytest.mark.parametrize("by_transformers", [False, True])
+@pytest.mark.parametrize("pad_token", ["<|endoftext|>", "<|im_end|>"])
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen"])
+def test_stop_strings_end_each_completion_by_itself(
+    family: str,
+    pad_token: str,
+    by_transformers: bool,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = request.getfixturevalue(family)
+    model, tokenizer = load(path)[0], load_tokenizer(str(path))
+    tokenizer.pad_token = pad_token
+    prompts, stop_strings = ragged_prompts(tokenizer), STOP_STRINGS[family]
+    expected = [by_hand(model, tokenizer, prompt, stop_strings) for prompt in prompts]
+    # The prompts must exercise what is claimed: every stop string ends some, and some go on.
+    assert all(any(c.text.endswith(string) for c in expected) for string in stop_strings)
+    assert not all(c.text.endswith(stop_strings) for c in expected)
+    if by_transformers:
+        monkeypatch.setattr("sologrpo.generation.can_generate_fast", lambda *args: False)
+    for token_budget in (16384, 600, 1):
+        done = generate_greedily(model, tokenizer, prompts, NEW_TOKENS, token_budget, stop_strings)
         assert done == expected
 
 

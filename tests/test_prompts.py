@@ -1,89 +1,253 @@
 """Prompts: what the model sees, to the letter."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
 
-from sologrpo.config import RunArguments
+from rewards import grading, load_rewards
+from sologrpo.config import RunArguments, parse_config
 from sologrpo.data import build_prompts, load_rows, render_prompt
 from sologrpo.errors import InputError
 from sologrpo.model import load_tokenizer
-from sologrpo.prompts import PROMPT_FORMATS, WorkedExample, load_worked_examples
+from sologrpo.prompts import (
+    PROMPT_FORMATS,
+    PlainText,
+    Prompt,
+    PromptFormat,
+    WorkedExample,
+    load_worked_examples,
+)
 from tiny import rows, write_rows
 
 EXAMPLE = {"question": "What is 6 * 4?", "thinking": "6 * 4 = 24", "answer": "24"}
+FORMATS = sorted(PROMPT_FORMATS)
+GOLDEN = Path(__file__).parent / "golden" / "prompts"
+MARKS = re.compile(r"</?\w+>|\\boxed")
+# The most that a completion can earn; `completion` in `PROMPT_FORMATS` promises it.
+MAXIMUM = {
+    "strict_format": 1.0,
+    "trailing_text": 0.0,
+    "integer_answer": 1.0,
+    "answer_correctness": 1.0,
+    "gsm8k_weighted": 1.0,
+    "boxed_correctness": 1.0,
+}
 
-GOLDEN_XML = """\
-<|im_start|>system
-Solve the problem step by step. Respond in exactly this format, with no text outside of the tags:
-<thinking>
-your reasoning
-</thinking>
-<answer>
-the final number
-</answer><|im_end|>
-<|im_start|>user
-What is 6 * 4?<|im_end|>
-<|im_start|>assistant
-<thinking>
-6 * 4 = 24
-</thinking>
-<answer>
-24
-</answer><|im_end|>
-<|im_start|>user
-What is 7 + 5?<|im_end|>
-<|im_start|>assistant
-"""
+Build = Callable[..., Prompt]
 
 
-def test_xml_prompt_is_the_golden_text(tiny_llama: Path) -> None:
-    prompt = PROMPT_FORMATS["xml"].messages(" What is 7 + 5?\n", [WorkedExample(**EXAMPLE)])
-    assert render_prompt(prompt, load_tokenizer(str(tiny_llama))) == GOLDEN_XML
+def forms(prompt_format: PromptFormat) -> dict[str, Build]:
+    """Every way in which a format can ask."""
+    made: dict[str, Build] = {"chat": prompt_format.messages} if prompt_format.chat else {}
+    return made | ({"plain text": prompt_format.text} if prompt_format.plain_text else {})
 
 
-def test_own_system_prompt_replaces_the_formats() -> None:
-    messages = PROMPT_FORMATS["xml"].messages("2 + 2?", system_prompt="Be brief.")
-    assert messages[0] == {"role": "system", "content": "Be brief."}
-    assert [message["role"] for message in messages] == ["system", "user"]
+def golden_text(prompt_format: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> str:
+    """All prompts of a format, each under a line that says which it is."""
+    examples = prompt_format.worked_examples or (WorkedExample(**EXAMPLE),)
+    sections = []
+    for form, build in forms(prompt_format).items():
+        for title, shown in (("no worked example", ()), ("a worked example", examples)):
+            text = render_prompt(build(" What is 7 + 5?\n", shown), tokenizer)
+            sections.append(f"=== {form}, {title} ===\n{text}\n")
+    return "".join(sections)
 
 
-@pytest.mark.parametrize("name", sorted(PROMPT_FORMATS))
-def test_instruction_and_completion_use_the_same_tags(name: str) -> None:
+def plain_forms() -> list[tuple[PromptFormat, PlainText]]:
+    return [(f, f.plain_text) for f in PROMPT_FORMATS.values() if f.plain_text is not None]
+
+
+# --- what each format asks ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_prompts_are_the_golden_text(name: str, tiny_llama: Path) -> None:
+    rendered = golden_text(PROMPT_FORMATS[name], load_tokenizer(str(tiny_llama)))
+    assert rendered == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def test_every_format_has_one_golden_file_and_the_judge_knows_it() -> None:
+    assert sorted(path.stem for path in GOLDEN.iterdir()) == FORMATS
+    assert sorted(grading.PROMPT_FORMATS) == FORMATS
+    assert [prompt_format.name for prompt_format in PROMPT_FORMATS.values()] == [*PROMPT_FORMATS]
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [(name, form) for name in FORMATS for form in forms(PROMPT_FORMATS[name])]
+)
+def test_instruction_and_completion_use_the_same_tags(name: str, form: str) -> None:
     prompt_format = PROMPT_FORMATS[name]
-    tags = re.findall(r"</?\w+>", prompt_format.completion)
-    assert tags
-    assert re.findall(r"</?\w+>", prompt_format.system_prompt) == tags
+    plain_text = prompt_format.plain_text if form == "plain text" else None
+    opened = plain_text.turn if plain_text else ""
+    marks = MARKS.findall(opened + prompt_format.completion)
+    assert marks
+    assert MARKS.findall(prompt_format.system_prompt + prompt_format.suffix) == marks
 
 
-@pytest.mark.parametrize("name", sorted(PROMPT_FORMATS))
-def test_worked_example_is_judged_right_in_its_own_format(name: str) -> None:
-    from rewards.grading import is_correct
+@pytest.mark.parametrize("name", FORMATS)
+def test_own_system_prompt_replaces_the_formats(name: str) -> None:
+    prompt_format = PROMPT_FORMATS[name]
+    for form, build in forms(prompt_format).items():
+        replaced, without = build("2 + 2?", (), "Be brief."), build("2 + 2?", (), "")
+        if form == "chat":
+            assert replaced == [{"role": "system", "content": "Be brief."}, *without]
+            assert [message["role"] for message in without] == ["user"]  # type: ignore[index]
+        else:
+            assert replaced == f"Be brief.\n\n{without}"
+        own = build("2 + 2?", ())
+        assert own == build("2 + 2?", (), prompt_format.system_prompt)
 
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_own_worked_examples_replace_the_formats(name: str) -> None:
+    prompt_format = PROMPT_FORMATS[name]
+    for build in forms(prompt_format).values():
+        assert build("2 + 2?") == build("2 + 2?", prompt_format.worked_examples)
+        replaced = str(build("2 + 2?", [WorkedExample(**EXAMPLE)]))
+        assert EXAMPLE["question"] in replaced
+        for example in prompt_format.worked_examples:
+            assert example.question not in replaced
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_braces_are_text(name: str) -> None:
+    question = r"What is \frac{6}{3} of {x}?"
+    example = WorkedExample(question=question, thinking="{thinking} {0}", answer="{2}")
+    for build in forms(PROMPT_FORMATS[name]).values():
+        prompt = build(question, [example])
+        text = prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
+        assert text.count(question) == 2
+        assert "{thinking} {0}" in text
+        assert "{2}" in text
+
+
+def test_format_that_knows_only_chat() -> None:
+    with pytest.raises(ValueError, match="xml has no plain-text form"):
+        PROMPT_FORMATS["xml"].text("2 + 2?")
+
+
+# --- what each format promises about completions ------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_worked_example_earns_the_most_of_the_formats_rewards(name: str) -> None:
+    prompt_format = PROMPT_FORMATS[name]
+    for example in (WorkedExample(**EXAMPLE), *prompt_format.worked_examples):
+        text = prompt_format.render_example(example)
+        for completion in (text, [{"role": "assistant", "content": text}]):
+            scores = {
+                reward.__name__: reward(
+                    completions=[completion],
+                    answer=[f"#### {example.answer}"],
+                    prompt_format=[name],
+                )
+                for reward in load_rewards(prompt_format.rewards)
+            }
+            assert scores == {reward: [MAXIMUM[reward]] for reward in prompt_format.rewards}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_worked_example_is_judged_by_its_answer(name: str) -> None:
     text = PROMPT_FORMATS[name].render_example(WorkedExample(**EXAMPLE))
-    assert is_correct(text, "#### 24", name)
-    assert not is_correct(text, "#### 25", name)
+    assert grading.is_correct(text, "#### 24", name)
+    assert not grading.is_correct(text, "#### 25", name)
 
 
-def test_xml_worked_example_earns_the_strict_format() -> None:
-    from rewards.format import has_strict_format
+@pytest.mark.parametrize(
+    ("prompt_format", "plain_text"), plain_forms(), ids=lambda value: getattr(value, "name", "")
+)
+def test_stop_strings_cut_no_completion_short_and_leave_it_right(
+    prompt_format: PromptFormat, plain_text: PlainText
+) -> None:
+    text = prompt_format.render_example(WorkedExample(**EXAMPLE))
+    for stop in plain_text.stop_strings:
+        assert stop not in text.removesuffix(stop)
+        assert grading.is_correct(text.removesuffix(stop) + stop, "#### 24", prompt_format.name)
 
-    assert has_strict_format(PROMPT_FORMATS["xml"].render_example(WorkedExample(**EXAMPLE)))
+
+@pytest.mark.parametrize(
+    ("prompt_format", "plain_text"), plain_forms(), ids=lambda value: getattr(value, "name", "")
+)
+def test_base_model_that_copies_the_worked_example_is_stopped(
+    prompt_format: PromptFormat, plain_text: PlainText
+) -> None:
+    """It goes on as the prompt does: with the next turn, which must not be taken for its answer."""
+    example = WorkedExample(**EXAMPLE)
+    prompt = prompt_format.text("What is 7 + 5?", [example])
+    after_instruction = prompt[prompt.index(example.thinking) :]
+    ends = [after_instruction.find(stop) for stop in plain_text.stop_strings]
+    end = min(end for end in ends if end >= 0)
+    assert end < after_instruction.index("What is 7 + 5?")
 
 
-def test_gold_never_enters_the_prompt(tmp_path: Path, tiny_llama: Path) -> None:
+# --- the rewards of a config --------------------------------------------------------------------
+
+MODEL = ["--model_name_or_path", "any", "--output_dir", "runs/any"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_config_without_rewards_gets_those_of_its_format(name: str) -> None:
+    run, _, _ = parse_config([*MODEL, "--prompt_format", name])
+    assert run.rewards == list(PROMPT_FORMATS[name].rewards)
+
+
+def test_config_with_rewards_keeps_them() -> None:
+    argv = [*MODEL, "--prompt_format", "boxed", "--rewards", "completion_length"]
+    assert parse_config(argv)[0].rewards == ["completion_length"]
+
+
+def test_weights_are_counted_against_the_rewards_of_the_format() -> None:
+    argv = [*MODEL, "--prompt_format", "r1_zero", "--reward_weights", "1", "2"]
+    with pytest.raises(InputError, match="2 reward_weights for 1 rewards"):
+        parse_config(argv)
+
+
+def test_unknown_prompt_format_in_a_file(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("prompt_format: r1\n", encoding="utf-8")
+    with pytest.raises(InputError, match="unknown prompt_format 'r1': use one of xml, r1_zero"):
+        parse_config([*MODEL, "--config", str(config)])
+
+
+# --- the gold -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_gold_never_enters_the_prompt(name: str, tmp_path: Path, tiny_llama: Path) -> None:
     secret = "918273645"
     problems = [row | {"answer": f"it is {secret}\n#### {secret}"} for row in rows(4)]
     file = write_rows(tmp_path / "train.jsonl", problems)
-    built = build_prompts(load_rows(str(file), "train"), RunArguments(worked_examples=[EXAMPLE]))
+    run = RunArguments(prompt_format=name, worked_examples=[EXAMPLE])  # type: ignore[list-item]
     tokenizer = load_tokenizer(str(tiny_llama))
-    for row in built:
+    for row in build_prompts(load_rows(str(file), "train"), run, tokenizer):
         text = render_prompt(row["prompt"], tokenizer)
         assert row["question"] in text
         assert secret not in text
         assert "####" not in text
+
+
+# --- worked examples from a config --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_worked_examples_of_a_config_are_shown_in_the_format(
+    name: str, tmp_path: Path, tiny_llama: Path
+) -> None:
+    file = tmp_path / "examples.yaml"
+    file.write_text(yaml.safe_dump([EXAMPLE]), encoding="utf-8")
+    tokenizer = load_tokenizer(str(tiny_llama))
+    completion = PROMPT_FORMATS[name].render_example(WorkedExample(**EXAMPLE))
+    for spec in ([EXAMPLE], [str(file)]):
+        run = RunArguments(prompt_format=name, worked_examples=spec)  # type: ignore[arg-type]
+        built = build_prompts(Dataset.from_list(rows(1)), run, tokenizer)
+        text = render_prompt(built[0]["prompt"], tokenizer)
+        assert text.count(EXAMPLE["question"]) == 1
+        assert text.count(completion) == 1
 
 
 def test_worked_examples_from_list_and_file_agree(tmp_path: Path) -> None:
@@ -112,10 +276,3 @@ def test_numbers_in_a_worked_example_become_text() -> None:
 def test_bad_worked_examples(spec: list[object], says: str) -> None:
     with pytest.raises(InputError, match=re.escape(says)):
         load_worked_examples(spec)
-
-
-def test_tokenizer_without_chat_template(tiny_llama: Path) -> None:
-    tokenizer = load_tokenizer(str(tiny_llama))
-    tokenizer.chat_template = None
-    with pytest.raises(InputError, match="no chat template: use the instruct version"):
-        render_prompt([{"role": "user", "content": "2 + 2?"}], tokenizer)

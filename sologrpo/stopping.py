@@ -1,0 +1,131 @@
+"""Stop strings: text that ends a completion, row by row.
+
+A completion ends with the first token that brings a stop string into its decoded text. Only the
+completion counts: a stop string in the prompt, or begun in it, ends nothing.
+
+The tokens are kept as they were sampled, the last one whole, because they are what is trained on.
+Where that token says more than the stop string (`>\\n` for `</answer>`), the text that is graded
+ends right behind the stop string. vLLM does the same with
+`SamplingParams(stop=[...], include_stop_str_in_output=True)`.
+
+Shapes: B rows, T tokens.
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+
+from sologrpo.errors import InputError
+
+# What a decoder writes for bytes that are not, or not yet, a character.
+GARBLED = "\N{REPLACEMENT CHARACTER}"
+
+
+class StopStrings:
+    """The strings that end a completion, and where among its tokens they do.
+
+    The decoded text decides, without special tokens, as rewards and judge read it. transformers'
+    `StopStringCriteria` looks at special tokens as text, and so misses a stop string that has
+    one inside, and stops at one that has no place in the text.
+
+    Few tokens of a vocabulary can end a given string. Only behind those the last tokens of the
+    row are decoded, and the whole row only where these hold a match.
+
+    Args:
+        tokenizer: of the model; its whole vocabulary is decoded, so make this once and keep it.
+        strings: what ends a completion. None at all: nothing does.
+
+    Raises:
+        InputError: if a stop string is empty.
+
+    Example:
+        >>> stops = StopStrings(tokenizer, ["</answer>"])
+        >>> stops.cut("<answer>42</answer> I hope this helps")
+        '<answer>42</answer>'
+        >>> stops.length(tokenizer("<answer>42</answer> I hope this helps")["input_ids"])
+        8
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> None:
+        if not all(strings):
+            raise InputError("a stop string must not be empty: it would end every completion")
+        self.strings = tuple(strings)
+        self._tokenizer = tokenizer
+        texts = _vocabulary_texts(tokenizer) if strings else []
+        # The token that completes a stop string brings its last character, or that one's last byte.
+        last = {string[-1] for string in strings}
+        if not all(character.isascii() for character in last):
+            last.add(GARBLED)
+        self._enders = {i for i, text in enumerate(texts) if not last.isdisjoint(text)}
+        self._ender_ids = torch.tensor(sorted(self._enders), dtype=torch.long)
+        self._visible = {i for i, text in enumerate(texts) if text}
+        # Each visible token brings at least a byte. One more, as a decoder may strip the space
+        # that the first token begins with.
+        self._tail_T = 1 + max((len(string.encode()) for string in strings), default=0)
+
+    def ended(self, completion_ids: torch.Tensor) -> torch.Tensor:
+        """Whether the newest token of each row completes a stop string.
+
+        Args:
+            completion_ids: (B, T) tokens so far, without the prompt; T >= 1.
+
+        Returns:
+            (B,) booleans, on the same device.
+        """
+        self._ender_ids = self._ender_ids.to(completion_ids.device)
+        ended_B = torch.isin(completion_ids[:, -1], self._ender_ids)
+        for row in ended_B.nonzero().flatten().tolist():
+            ended_B[row] = self._newest_completes(completion_ids[row].tolist())
+        return ended_B
+
+    def length(self, completion_ids: Sequence[int]) -> int | None:
+        """Count the tokens up to the one that completes a stop string; None if none does.
+
+        `completion_ids[: stops.length(completion_ids)]` is the completion, either way.
+        """
+        ends = (i + 1 for i, token in enumerate(completion_ids) if token in self._enders)
+        return next((end for end in ends if self._newest_completes(completion_ids[:end])), None)
+
+    def cut(self, text: str) -> str:
+        """Leave out what follows the stop string that is complete first."""
+        ends = [text.find(string) + len(string) for string in self.strings if string in text]
+        return text[: min(ends, default=len(text))]
+
+    def criteria(self, prompt_T: int) -> StoppingCriteriaList:
+        """Stop rows of `model.generate`, whose prompts are `prompt_T` tokens long, padded.
+
+        It fills the rest of a row with padding: cut each row to its `length`.
+        """
+        return StoppingCriteriaList([_AtStopString(self, prompt_T)] if self.strings else [])
+
+    def _newest_completes(self, ids: Sequence[int]) -> bool:
+        visible = (token for token in reversed(ids) if token in self._visible)
+        tail = self._decode(list(islice(visible, self._tail_T))[::-1])
+        # Cutting into a character can garble the tail; then it says nothing about the text.
+        return (self._found(tail) or GARBLED in tail) and self._found(self._decode(ids))
+
+    def _found(self, text: str) -> bool:
+        return any(string in text for string in self.strings)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+
+class _AtStopString(StoppingCriteria):  # type: ignore[misc]
+    def __init__(self, stops: StopStrings, prompt_T: int) -> None:
+        self._stops, self._prompt_T = stops, prompt_T
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return self._stops.ended(input_ids[:, self._prompt_T :])
+
+
+def _vocabulary_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Text of every token, written twice: some decoders strip the space of a first token."""
+    count = 1 + max(tokenizer.get_vocab().values())
+    twice = [[token, token] for token in range(count)]
+    texts: list[str] = tokenizer.batch_decode(twice, skip_special_tokens=True)
+    return texts
