@@ -1,55 +1,168 @@
 """Run directory: resolved config, environment, and the decision to start or to go on."""
 
 import json
-import os
 import platform
 import re
+import shutil
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig
 
-from sologrpo.config import RUN_CONFIG, RunArguments, SoloGRPOConfig
+from sologrpo.checkpoints import (
+    checkpoints_of,
+    generation_state_file,
+    last_whole_checkpoint,
+    step_of,
+    why_not_whole,
+)
+from sologrpo.config import ADAPTER, RUN_CONFIG, RunArguments, SoloGRPOConfig, load_run_config
 from sologrpo.device import describe_device
 from sologrpo.errors import InputError
+from sologrpo.files import write_atomically
 
 PACKAGES = ("sologrpo", "torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate",
             "datasets")  # fmt: skip
 METRICS = "metrics.jsonl"
 
+# Beginnings of keys that a resumed run must leave as they are: the checkpoint's weights, optimizer
+# and place in the data mean nothing under others.
+FIXED = (
+    "model_name_or_path", "model_revision", "load_in_", "bnb_4bit", "use_bnb_nested_quant", "dtype",
+    "lora_", "use_dora", "use_rslora", "optim", "trainer", "seed", "shuffle_dataset",
+    "dataset_name", "dataset_config", "dataset_train_split", "max_train_examples",
+    "num_validation_examples", "max_prompt_tokens", "prompt_format", "system_prompt",
+    "worked_examples", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "generation_batch_size", "steps_per_generation", "num_generations", "num_iterations",
+)  # fmt: skip
+# Beginnings of keys that do not touch the training, and may change without a word.
+FREE = (
+    "output_dir", "resume", "dry_run", "traceback", "save_", "logging_", "log_", "eval_", "do_",
+    "report_to", "run_name", "project", "trackio_", "hub_", "push_to_hub", "disable_tqdm",
+    "num_completions_to_print", "num_generations_eval", "per_device_eval_batch_size",
+    "dataset_test_split", "trust_remote_code", "dataloader_", "local_rank",
+)  # fmt: skip
 
-def open_run_directory(run: RunArguments, args: SoloGRPOConfig) -> str | None:
+
+def open_run_directory(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> Path | None:
     """Make the run directory, or decide from which checkpoint to go on.
 
+    `--resume` may stand in every command line: where there is no run yet, or none that reached its
+    first checkpoint, training starts from the beginning. What a run that was cut short left behind
+    its last whole checkpoint is taken out of the way, because those steps are run again.
+
     Returns:
-        The checkpoint folder to resume from, or None for a fresh run.
+        The checkpoint folder to resume from, or None to start from the beginning.
 
     Raises:
-        InputError: if the directory already holds a run and `--resume` is not given, or the other
-            way round. Nothing in it is touched then.
+        InputError: if the directory already holds a run and `--resume` is not given, or if that run
+            cannot be gone on with under these settings. Nothing in the directory is touched then.
     """
     directory = Path(args.output_dir)
-    used = (directory / RUN_CONFIG).exists()
-    if run.resume:
-        checkpoint = get_last_checkpoint(str(directory)) if directory.is_dir() else None
-        if checkpoint is None:
-            raise InputError(f"--resume: {directory} has no checkpoint to go on from")
-        return str(checkpoint)
-    if used:
+    used = (directory / RUN_CONFIG).exists() or bool(checkpoints_of(directory))
+    if used and not run.resume:
         raise InputError(
             f"{directory} already holds a run: add --resume to go on with it, or give another "
             "--output_dir"
         )
+    checkpoint = last_whole_checkpoint(directory)
+    if checkpoint is not None:
+        _check_can_go_on(checkpoint, run, args, model)
+    elif run.resume and (directory / ADAPTER).exists():
+        raise InputError(f"--resume: {directory} holds a finished run without checkpoints")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make output_dir {directory}: {error.strerror}") from error
-    return None
+    if run.resume and args.process_index == 0:
+        _clear_behind(checkpoint, directory)
+        _say(f"going on from {checkpoint}" if checkpoint else
+             f"{directory} has no checkpoint yet: starting from the beginning")  # fmt: skip
+    return checkpoint
+
+
+def _check_can_go_on(
+    checkpoint: Path, run: RunArguments, args: SoloGRPOConfig, model: ModelConfig
+) -> None:
+    """Refuse settings under which the checkpoint means nothing; name the others that differ."""
+    if run.trainer == "solo" and not generation_state_file(checkpoint, args).is_file():
+        raise InputError(
+            f"--resume: {checkpoint} does not say where in a generation batch it was saved; it was "
+            "made with save_only_model or another number of processes"
+        )
+    if not (checkpoint.parent / RUN_CONFIG).exists():  # killed before it was written
+        return
+    before = load_run_config(checkpoint.parent)
+    now = yaml.safe_load(yaml.safe_dump(resolved_config(run, args, model)))
+    keys = sorted(key for key in before.keys() & now.keys() if not key.startswith(FREE))
+    changed = [key for key in keys if before[key] != now[key]]
+    refused = [key for key in changed if key.startswith(FIXED)]
+    if refused:
+        were = ", ".join(f"{key} {before[key]}" for key in refused)
+        raise InputError(
+            f"--resume: the run was started with {were}: give the same, or another --output_dir"
+        )
+    if changed and args.process_index == 0:
+        differ = ", ".join(f"{key} {before[key]} -> {now[key]}" for key in changed)
+        _say(f"other settings from step {step_of(checkpoint)} on: {differ}")
+
+
+def _clear_behind(checkpoint: Path | None, directory: Path) -> None:
+    """Take away what was written later than the checkpoint, or everything without one."""
+    step = -1 if checkpoint is None else step_of(checkpoint)
+    for partial in (path for path in checkpoints_of(directory) if step_of(path) > step):
+        # Not left where it is: the next save would write into it, and rotation would count it.
+        aside = partial.with_name(f"partial-{partial.name}")
+        _say(f"{partial} is not whole, {why_not_whole(partial)}: moved to {aside.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        partial.rename(aside)
+    for table in (directory / "completions").glob("completions_*.parquet"):
+        if int(table.stem.rpartition("_")[2]) > step:
+            table.unlink()
+    metrics = directory / METRICS
+    if metrics.exists():
+        lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+        write_atomically(metrics, "".join(line for line in lines if _is_kept(line, step)))
+
+
+def _is_kept(line: str, step: int) -> bool:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError:  # the line at which the process was killed
+        return False
+    return bool(row["step"] <= step)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+@contextmanager
+def saying_how_to_go_on(args: SoloGRPOConfig) -> Iterator[None]:
+    """If the training within stops or breaks off, say what is saved and how to go on from it.
+
+    Ctrl-C becomes exit code 130 here: a traceback would bury the line.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if args.process_index == 0:
+            what = "stopped" if isinstance(error, SystemExit) else "broken off"
+            checkpoint = last_whole_checkpoint(Path(args.output_dir))
+            if checkpoint:
+                _say(f"{what}; {checkpoint} is whole: go on with --resume")
+            else:
+                _say(f"{what} before the first checkpoint (save_steps)")
+        if isinstance(error, KeyboardInterrupt):
+            raise SystemExit(130) from error
+        raise
 
 
 def save_run_description(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> None:
@@ -107,11 +220,3 @@ def _git_commit() -> str | None:
         return None
     commit = done.stdout.strip()
     return commit if re.fullmatch(r"[0-9a-f]{40,64}", commit) else None
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
