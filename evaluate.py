@@ -33,7 +33,7 @@ def main() -> None:
         check_adapter(settings.adapter, settings.model.model_name_or_path)
 
     tokenizer = load_tokenizer(settings.model.model_name_or_path, settings.trust_remote_code)
-    problems = load_test_prompts(settings.data, settings.limit, settings.seed)
+    problems = load_test_prompts(settings.data, settings.limit, settings.seed, tokenizer)
     model = load_base_model(settings.model, settings.trust_remote_code)
     model = dequantised(model)  # baseline and trained model at the same precision
 

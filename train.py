@@ -11,15 +11,16 @@ from transformers import PrinterCallback, ProgressCallback
 from trl import GRPOTrainer, get_peft_config
 
 from rewards import load_rewards
-from sologrpo.callbacks import ConsoleLog, MetricsFile
+from sologrpo.callbacks import ConsoleLog, MetricsFile, ValidateAtEnd
+from sologrpo.checkpoints import StopWithCheckpoint, train_from
 from sologrpo.config import ADAPTER, parse_config
 from sologrpo.data import load_train_and_validation
 from sologrpo.device import prepare_cpu
-from sologrpo.errors import InputError, one_line_errors
+from sologrpo.errors import one_line_errors
 from sologrpo.model import load_base_model, load_tokenizer
 from sologrpo.plan import print_plan
 from sologrpo.report import write_report
-from sologrpo.run import open_run_directory, save_run_description
+from sologrpo.run import open_run_directory, save_run_description, saying_how_to_go_on
 from sologrpo.summary import quiet_libraries
 from sologrpo.trainer import SoloGRPOTrainer
 
@@ -33,21 +34,19 @@ def main() -> None:
     console = Console(quiet=args.process_index != 0)
 
     # Everything that can be wrong in the input is found before the run directory is made.
-    try:
-        reward_funcs = load_rewards(run.rewards)
-    except ValueError as error:
-        raise InputError(str(error)) from error
     tokenizer = load_tokenizer(model_args.model_name_or_path, args.trust_remote_code)
     train_dataset, validation_dataset = load_train_and_validation(run, tokenizer, args.seed)
+    reward_funcs = load_rewards(run.rewards, train_dataset.column_names)
     print_plan(console, run, args, model_args, train_dataset, tokenizer)
     if run.dry_run:
         return
 
-    checkpoint = open_run_directory(run, args)
+    checkpoint = open_run_directory(run, args, model_args)
     model = load_base_model(model_args, args.trust_remote_code)
     save_run_description(run, args, model_args)
 
     trainer_class = SoloGRPOTrainer if run.trainer == "solo" else GRPOTrainer
+    stop = StopWithCheckpoint()
     trainer = trainer_class(
         model=model,
         reward_funcs=reward_funcs,
@@ -56,12 +55,14 @@ def main() -> None:
         eval_dataset=validation_dataset,
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),
-        callbacks=[MetricsFile(), ConsoleLog(console)],
+        callbacks=[MetricsFile(), ConsoleLog(console), ValidateAtEnd(), stop],
     )
     trainer.remove_callback(PrinterCallback)  # prints each log as a dictionary
     trainer.remove_callback(ProgressCallback)
 
-    trainer.train(resume_from_checkpoint=checkpoint)
+    with saying_how_to_go_on(args), stop:
+        train_from(trainer, checkpoint)
+        stop.exit_if_stopped(trainer.state)
 
     adapter = Path(args.output_dir) / ADAPTER
     trainer.save_model(str(adapter))

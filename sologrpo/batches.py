@@ -4,6 +4,7 @@ Every tensor whose first dimension is the rows belongs to them; prompt tensors a
 ``prompt_…``, and what has one entry a completion token is as wide as ``completion_ids``.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -39,25 +40,107 @@ def replace_rows(
     return replaced
 
 
-def _is_of_rows(value: Any, batch: Batch) -> bool:
-    n_rows = batch["completion_ids"].size(0)
-    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.size(0) == n_rows
-
-
 def _same_width(
     name: str, own: torch.Tensor, other: torch.Tensor, batch: Batch, pad_id: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    per_token = own.dim() == 2 and (
-        name.startswith("prompt_") or own.size(1) == batch["completion_ids"].size(1)
-    )
-    if not per_token:
+    left = _is_of_prompts(name)
+    if not left and not _is_per_completion_token(own, batch):
         return own, other
     width = max(own.size(1), other.size(1))
     fill = pad_id if name.endswith("_ids") else 0
-    left = name.startswith("prompt_")
 
     def widened(tensor: torch.Tensor) -> torch.Tensor:
         missing = width - tensor.size(1)
         return pad(tensor, (missing, 0) if left else (0, missing), value=fill)
 
     return widened(own), widened(other)
+
+
+def row_lengths(inputs: Batch) -> list[tuple[int, int]]:
+    """(prompt, completion) tokens of every row, padding not counted."""
+    prompt_T = inputs["prompt_mask"].sum(dim=1).tolist()
+    completion_T = inputs["completion_mask"].sum(dim=1).tolist()
+    return list(zip(prompt_T, completion_T, strict=True))
+
+
+def prompt_of_row(inputs: Batch) -> list[int]:
+    """Number the distinct prompts; rows of one group get the same number."""
+    _, prompt_of_row = torch.unique(inputs["prompt_ids"], dim=0, return_inverse=True)
+    numbers: list[int] = prompt_of_row.tolist()
+    return numbers
+
+
+def pack_by_tokens(
+    rows: list[int],
+    lengths: list[tuple[int, int]],
+    budget: int,
+    prompts: list[int] | None = None,
+) -> Iterator[list[int]]:
+    """Group rows so that a group, padded, holds at most `budget` tokens.
+
+    Args:
+        rows: the rows to pack; a single row over the budget is a group of its own.
+        lengths: (prompt, completion) tokens of every row.
+        budget: tokens of a group, padding counted.
+        prompts: number of the prompt of every row, if a prompt counts once for all its rows in a
+            group; those rows then stay together where they fit. Otherwise rows of similar length
+            do.
+    """
+
+    def tokens(batch: list[int]) -> int:
+        prompt_T = max(lengths[row][0] for row in batch)
+        completion_T = max(lengths[row][1] for row in batch)
+        n_prompts = len(batch) if prompts is None else len({prompts[row] for row in batch})
+        return n_prompts * prompt_T + len(batch) * completion_T
+
+    def units() -> Iterator[list[int]]:
+        """What is better not torn apart: the rows of one prompt, or single rows."""
+        ordered = sorted(rows, key=lambda row: (-sum(lengths[row]), row))
+        together: dict[int, list[int]] = {}
+        for row in ordered:
+            together.setdefault(row if prompts is None else prompts[row], []).append(row)
+        for unit in together.values():
+            yield from [unit] if tokens(unit) <= budget else ([row] for row in unit)
+
+    batch: list[int] = []
+    for unit in units():
+        if batch and tokens(batch + unit) > budget:
+            yield batch
+            batch = []
+        batch = batch + unit
+    if batch:
+        yield batch
+
+
+def select_and_trim(inputs: Batch, rows: list[int]) -> Batch:
+    """Take these rows of the batch and cut the padding that none of them needs.
+
+    Exact for rotary positions, which depend on distances only; learned absolute positions are not
+    supported by the trainer.
+    """
+    prompt_T = int(inputs["prompt_mask"][rows].sum(dim=1).max())
+    completion_T = int(inputs["completion_mask"][rows].sum(dim=1).max())
+    selected = dict(inputs)
+    for name, value in inputs.items():
+        if not _is_of_rows(value, inputs):
+            continue
+        value = value[rows]
+        if _is_of_prompts(name):
+            value = value[:, value.size(1) - prompt_T :]
+        elif _is_per_completion_token(value, inputs):
+            value = value[:, :completion_T]
+        selected[name] = value
+    return selected
+
+
+def _is_of_rows(value: Any, batch: Batch) -> bool:
+    n_rows = batch["completion_ids"].size(0)
+    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.size(0) == n_rows
+
+
+def _is_of_prompts(name: str) -> bool:
+    return name.startswith("prompt_")
+
+
+def _is_per_completion_token(value: torch.Tensor, batch: Batch) -> bool:
+    return value.dim() == 2 and value.size(1) == int(batch["completion_ids"].size(1))

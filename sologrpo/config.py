@@ -7,9 +7,11 @@ the command line; the command line wins.
 
 import argparse
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from math import gcd, lcm
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +19,8 @@ import torch
 import yaml
 from trl import GRPOConfig, ModelConfig, TrlParser
 
+from rewards import name_of_spec
+from sologrpo.advantages import OUTCOME_GATES, TRL_EPSILON
 from sologrpo.device import fast_dtype
 from sologrpo.errors import InputError
 from sologrpo.prompts import PROMPT_FORMATS
@@ -33,8 +37,11 @@ ONE_GPU_DEFAULTS: dict[str, Any] = {
     "logging_steps": 1,
     "log_completions": True,
     "num_generations_eval": 1,  # validation is greedy: more would be the same completion again
-    "num_completions_to_print": 0,  # our console prints them; the parquet files keep all
+    "num_completions_to_print": 3,  # of every tenth step; the parquet files keep all
     "save_total_limit": 2,
+    # What load_best_model_at_end goes by, when asked: held-out answers, not a loss.
+    "metric_for_best_model": "eval_accuracy",
+    "greater_is_better": True,
     "save_strategy": "steps",
     "report_to": "none",
     "dtype": "auto",
@@ -46,10 +53,16 @@ ONE_GPU_DEFAULTS: dict[str, Any] = {
     "lora_target_modules": "all-linear",
 }
 
+BATCH_COUNTS = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size",
+    "steps_per_generation", "num_iterations",
+)  # fmt: skip
+
 # What people write who come from another trainer or an older TRL, and what to write here.
 RENAMED: dict[str, str] = {
     # CS336 / Tinker scripts
     "model_name": "model_name_or_path",
+    "base_url": "vllm_server_base_url, with vllm_mode: server; without vLLM nothing is remote",
     "group_size": "num_generations",
     "rollout_batch_size": "generation_batch_size (counts completions: questions x num_generations)",
     "n_grpo_steps": "max_steps",
@@ -107,21 +120,23 @@ class RunArguments:
         metadata={"help": "How the model is asked", "choices": sorted(PROMPT_FORMATS)},
     )
     system_prompt: str | None = field(
-        default=None, metadata={"help": "Replaces the system prompt of the prompt format"}
+        default=None,
+        metadata={"help": "Replaces the system prompt of the prompt format; '' leaves it out"},
     )
     worked_examples: list[str] | None = field(
         default=None,
-        metadata={"help": "Examples shown before the question: list of {question, thinking, "
-                  "answer} in YAML, or the path of a YAML file with such a list"},
+        metadata={"help": "Examples shown before the question instead of the prompt format's own: "
+                  "list of {question, thinking, answer} in YAML, or the path of a YAML file with "
+                  "such a list"},
     )  # fmt: skip
     max_prompt_tokens: int | None = field(
         default=None, metadata={"help": "Leave out, and report, rows with a longer prompt"}
     )
+    # None only until `parse_config` puts in those of the prompt format.
     rewards: list[str] = field(
-        default_factory=lambda: [
-            "strict_format", "trailing_text", "integer_answer", "answer_correctness",
-        ],
-        metadata={"help": "Rewards by name, {name: parameters}, or my_module:my_reward"},
+        default=None,  # type: ignore[arg-type]
+        metadata={"help": "Rewards by name, {name: parameters}, or my_module:my_reward; by "
+                  "default those of the prompt format"},
     )  # fmt: skip
     trainer: str = field(
         default="solo",
@@ -146,19 +161,50 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
         default=True,
         metadata={"help": "Compute a prompt once for all its completions in the training forward"},
     )
+    advantage_eps: float = field(
+        default=TRL_EPSILON,
+        metadata={"help": "Added to the deviation that a group's advantages are divided by"},
+    )
+    outcome_reward: str | None = field(
+        default=None,
+        metadata={"help": "The reward that tells right from wrong: the others, side rewards, then "
+                  "count only where it is at least 1 (outcome_gate)"},
+    )  # fmt: skip
+    outcome_gate: str = field(
+        default="group",
+        metadata={"help": "Side rewards count in groups with a right answer (group), or in right "
+                  "completions only (completion)", "choices": list(OUTCOME_GATES)},
+    )  # fmt: skip
+    max_resample_rounds: int = field(
+        default=0,
+        metadata={"help": "Replace groups without signal by groups of other prompts, in at most "
+                  "so many further rounds of sampling a generation batch"},
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Choose the device, then check the batch arithmetic before TRL does."""
         if not torch.cuda.is_available():
             self.use_cpu = True
         self._choose_dtype()
+        self._check_optimizer_steps()
         super().__post_init__()
         if self.n_gpu > 1:
             raise InputError(
                 f"{self.n_gpu} GPUs are visible to one process: set CUDA_VISIBLE_DEVICES=0, or "
                 "start one process a GPU with accelerate launch --num_processes"
             )
-        self._check_optimizer_steps()
+        if self.outcome_gate not in OUTCOME_GATES:  # argparse checks the command line, not the file
+            raise InputError(f"unknown outcome_gate {self.outcome_gate!r}: group or completion")
+        if self.max_resample_rounds and self.world_size > 1:
+            raise InputError("max_resample_rounds works with one process only")
+        per_group = self.scale_rewards in ("group", "none")
+        if self.max_resample_rounds and not (
+            per_group and self.multi_objective_aggregation == "sum_then_normalize"
+        ):
+            raise InputError(
+                "max_resample_rounds needs advantages that are made group by group: scale_rewards "
+                "group or none, multi_objective_aggregation sum_then_normalize"
+            )
 
     def _choose_dtype(self) -> None:
         bf16: bool | None = self.bf16
@@ -168,13 +214,72 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
             self.fp16: bool = fast_dtype() is torch.float16
 
     def _check_optimizer_steps(self) -> None:
-        if self.steps_per_generation % self.gradient_accumulation_steps:
+        """Refuse a generation batch of broken groups or optimizer steps, with what works nearest.
+
+        TRL refuses most of these too, but neither does the sum nor names the mend.
+        """
+        for name in BATCH_COUNTS:
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise InputError(f"{name} {count}: give at least 1")
+        if self.num_generations < 2:
             raise InputError(
-                f"a generation batch of {self.generation_batch_size} completions is "
-                f"{self.steps_per_generation} micro-batches of {self.per_device_train_batch_size}, "
-                f"not a whole number of optimizer steps of gradient_accumulation_steps "
-                f"{self.gradient_accumulation_steps} micro-batches; change one of them"
+                f"num_generations {self.num_generations}: a completion is compared with the others "
+                "of its prompt; give at least 2, for example 8"
             )
+        if self.generation_batch_size is not None and self.steps_per_generation is not None:
+            raise InputError(
+                f"generation_batch_size {self.generation_batch_size} and steps_per_generation "
+                f"{self.steps_per_generation} both say how much is sampled at once: give one"
+            )
+        processes = int(os.environ.get("WORLD_SIZE", "1"))  # what every launcher sets
+        _check_generation_batch(self, self.per_device_train_batch_size * processes)
+
+
+def _check_generation_batch(args: SoloGRPOConfig, micro_batch: int) -> None:
+    accumulation, group = args.gradient_accumulation_steps, args.num_generations
+    step = micro_batch * accumulation
+    batch = args.generation_batch_size or micro_batch * (args.steps_per_generation or accumulation)
+    if batch % step:
+        raise InputError(
+            f"a generation batch of {batch} completions is {batch / micro_batch:.4g} micro-batches "
+            f"of {micro_batch}, not whole optimizer steps of {micro_batch} x "
+            f"gradient_accumulation_steps {accumulation} = {step} completions: set "
+            f"{_nearest_batches(args, micro_batch, batch)}"
+        )
+    if batch % group:
+        divisors = [n for n in range(2, batch + 1) if batch % n == 0]
+        nearest = [n for n in divisors if n < group][-1:] + [n for n in divisors if n > group][:1]
+        raise InputError(
+            f"a generation batch ({batch}) of {batch // step} x per_device_train_batch_size "
+            f"{micro_batch} x gradient_accumulation_steps {accumulation} completions is not "
+            f"divisible by num_generations ({group}): {batch} = {batch // group} x {group} + "
+            f"{batch % group}; set num_generations {_either(nearest)}, or "
+            f"{_nearest_batches(args, micro_batch, batch)}"
+        )
+
+
+def _nearest_batches(args: SoloGRPOConfig, micro_batch: int, batch: int) -> str:
+    """The key that sizes the generation batch, with the values next to its own that work."""
+    group, step = args.num_generations, micro_batch * args.gradient_accumulation_steps
+    whole = lcm(step, group)
+    if args.generation_batch_size is not None:
+        return f"generation_batch_size {_either(_multiples(batch, whole))}"
+    if args.steps_per_generation is not None:
+        steps = [near // micro_batch for near in _multiples(batch, whole)]
+        return f"steps_per_generation {_either(steps)}"
+    size = args.per_device_train_batch_size
+    sizes = _multiples(size, group // gcd(group, step // size))
+    return f"per_device_train_batch_size {_either(sizes)}"
+
+
+def _multiples(number: int, unit: int) -> list[int]:
+    below = number // unit * unit
+    return [multiple for multiple in (below, below + unit) if multiple]
+
+
+def _either(values: list[int]) -> str:
+    return " or ".join(map(str, values))
 
 
 class _Parser(TrlParser):  # type: ignore[misc]
@@ -207,7 +312,8 @@ def parse_config(
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(_with_batch_mend(" ".join(str(error).split()))) from error
+        raise InputError(" ".join(str(error).split())) from error
+    _resolve_rewards(run_args)
     _cross_check(run_args, trainer_args, model_args)
     return run_args, trainer_args, model_args
 
@@ -248,14 +354,12 @@ def _check_known(key: str, known: set[str]) -> None:
     raise InputError(f"unknown key {key!r}{hint}")
 
 
-def _with_batch_mend(message: str) -> str:
-    if "must be divisible by num_generations" not in message:
-        return message
-    return (
-        f"{message} The generation batch is per_device_train_batch_size x "
-        "gradient_accumulation_steps completions unless set, and must hold whole groups of "
-        "num_generations: change one of them"
-    )
+def _resolve_rewards(run: RunArguments) -> None:
+    if run.prompt_format not in PROMPT_FORMATS:  # argparse checks the command line, not the file
+        known = ", ".join(PROMPT_FORMATS)
+        raise InputError(f"unknown prompt_format {run.prompt_format!r}: use one of {known}")
+    if run.rewards is None:
+        run.rewards = list(PROMPT_FORMATS[run.prompt_format].rewards)
 
 
 def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> None:
@@ -268,9 +372,29 @@ def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) ->
             f"{len(args.reward_weights)} reward_weights for {len(run.rewards)} rewards; "
             "give one weight a reward"
         )
+    _check_outcome_reward(run, args)
+    _leave_out_of_stock(run, args)
     if args.eval_strategy != "no" and run.num_validation_examples < 1:
         raise InputError(
             "eval_strategy is set but nothing is held out: set num_validation_examples, e.g. 100"
+        )
+
+
+def _leave_out_of_stock(run: RunArguments, args: SoloGRPOConfig) -> None:
+    """TRL's own validation gives no accuracy to choose the best adapter by."""
+    if run.trainer == "stock" and args.metric_for_best_model == "eval_accuracy":
+        args.metric_for_best_model, args.greater_is_better = None, None
+
+
+def _check_outcome_reward(run: RunArguments, args: SoloGRPOConfig) -> None:
+    if args.outcome_reward is None:
+        return
+    if run.trainer == "stock":
+        raise InputError("outcome_reward needs trainer: solo; TRL's own trainer has no gate")
+    names = [name_of_spec(spec) for spec in run.rewards]
+    if args.outcome_reward not in names:
+        raise InputError(
+            f"outcome_reward {args.outcome_reward!r} is not among the rewards: {', '.join(names)}"
         )
 
 

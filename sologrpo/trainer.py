@@ -2,28 +2,63 @@
 
 The only file that overrides TRL. Every override names the lines of TRL 1.16.0 that it relies on.
 
-Shapes: B rows of the batch at hand, G completions of one prompt, P prompts, T tokens.
+Shapes: B rows of the batch at hand, G completions of one prompt, P prompts, T tokens, R rewards.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
-from collections.abc import Iterator
+import random
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 import torch
 import trl.trainer.utils as trl_utils
+from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import GenerationConfig, TrainerControl
 from trl import GRPOTrainer
+from trl.trainer.utils import nanmax, nanmin, nanstd
 
+from rewards import OUTCOME_REWARDS, hacking_signs
+from rewards.completions import text_of
+from sologrpo.advantages import (
+    RIGHT,
+    TRL_EPSILON,
+    advantage_shares,
+    degenerate_groups,
+    gate_side_rewards,
+    rescaling,
+)
+from sologrpo.batches import (
+    pack_by_tokens,
+    prompt_of_row,
+    replace_rows,
+    row_lengths,
+    select_and_trim,
+)
+from sologrpo.checkpoints import (
+    EpochSampler,
+    generation_state,
+    generation_state_file,
+    restore_generation_state,
+)
 from sologrpo.config import SoloGRPOConfig
+from sologrpo.data import stop_strings
+from sologrpo.errors import InputError
 from sologrpo.evaluation import evaluate_greedily
 from sologrpo.model import keep_trainable_in_fp32
+from sologrpo.progress import StepMeter, timed
 from sologrpo.prompt_tree import build_prompt_trees
 from sologrpo.sampling import can_generate_fast, generate_fast, merged_where_exact
+from sologrpo.stopping import StopStrings
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +76,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
       cannot change the gradient; the rest is sorted by length, trimmed, and packed into
       micro-batches of at most `train_token_budget` tokens.
     - The LM head scores completion tokens only, on CPU too.
+    - Stop strings of the prompt format end a completion, row by row, as an end token does.
     - `evaluate()` is greedy, one completion a prompt, at the training prompt, length and judge.
 
     What it cannot reproduce exactly runs as in TRL; `stock_reason` says why (None: it packs).
@@ -62,37 +98,177 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         else:
             logger.warning("the training pass runs as in TRL: %s", self.stock_reason)
         super().__init__(model, reward_funcs, args, **kwargs)
+        self.meter = StepMeter(self._metrics["train"])
+        self.add_callback(self.meter)
+        self.num_completions_to_print = 0  # `ConsoleLog` shows them, and shorter than TRL
         keep_trainable_in_fp32(self.model)
         _score_completion_tokens_only()
-        self._rewards_G: torch.Tensor | None = None
+        self._outcome = self._index_of_outcome()
+        self.mask_truncated_completions: bool
+        self._stops = StopStrings(self._tokenizer, stop_strings(self.train_dataset))
+        self._log_probs_BT: torch.Tensor  # of the last forward pass
+        self._scores_BR: torch.Tensor  # what the rewards said
+        self._rewards_BR: torch.Tensor  # what the advantages are made of
         # Other attention implementations take no mask of our own.
         attention = self.accelerator.unwrap_model(self.model).config._attn_implementation
         self._shares_prompts = args.share_prompts and attention == "sdpa"
 
     # -- advantages -----------------------------------------------------------------------------
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        # grpo_trainer.py:1579-1682 returns the rewards of all processes, (P*G, rewards).
-        rewards_per_func: torch.Tensor = super()._calculate_rewards(*args, **kwargs)
-        weights = self.reward_weights.to(rewards_per_func.device)
-        self._rewards_G = (rewards_per_func * weights).nansum(dim=1).view(-1, self.num_generations)
-        return rewards_per_func
+    @timed("rewards")
+    def _calculate_rewards(
+        self,
+        inputs: list[dict[str, Any]],
+        prompts: list[Any],
+        completions: list[Any],
+        completion_ids_list: list[list[int]],
+    ) -> torch.Tensor:
+        # grpo_trainer.py:1579-1682 returns the rewards of all processes, (B, R). The advantages
+        # are made of what is returned here.
+        self._log_hacking_signs(inputs, prompts, completions)
+        self._scores_BR = super()._calculate_rewards(
+            inputs, prompts, completions, completion_ids_list
+        )
+        self._rewards_BR = self._scores_BR
+        if self.args.outcome_reward is not None:
+            assert self._outcome is not None
+            self._rewards_BR = gate_side_rewards(
+                self._scores_BR, self._outcome, self.num_generations, self.args.outcome_gate
+            )
+        return self._rewards_BR
 
+    def _index_of_outcome(self) -> int | None:
+        """The reward that tells right from wrong: the configured one, or the first that judges."""
+        named = self.args.outcome_reward
+        if named is not None and named not in self.reward_func_names:
+            raise InputError(f"outcome_reward {named!r} is not among {self.reward_func_names}")
+        judges = OUTCOME_REWARDS if named is None else (named,)
+        found = (i for i, name in enumerate(self.reward_func_names) if name in judges)
+        return next(found, None)
+
+    def _log_hacking_signs(
+        self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any]
+    ) -> None:
+        """Log the rate of each sign, if the column `prompt_format` says which tags to look for."""
+        if "prompt_format" not in inputs[0]:
+            return
+        signs = [
+            hacking_signs(text_of(completion), row["prompt_format"], prompt)
+            for row, prompt, completion in zip(inputs, prompts, completions, strict=True)
+        ]
+        for name in signs[0]:
+            self._log_metric(f"hacking/{name}", mean(row[name] for row in signs))
+
+    @timed("data")
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        # grpo_trainer.py:2324-2930. In a group of equal rewards the advantage should be zero, but
-        # the mean of equal floats is off by rounding, and dividing by std + 1e-4 makes that up to
-        # 0.005. Such a group carries no signal: set it to exactly zero.
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self.multi_objective_aggregation == "sum_then_normalize" and self._rewards_G is not None:
-            rewards_G = self._rewards_G
-            degenerate = rewards_G.amax(dim=1) == rewards_G.amin(dim=1)
-            rows = degenerate.repeat_interleave(rewards_G.size(1))
+        # grpo_trainer.py:2324-2930: one generation batch, sampled, scored and tokenised.
+        batch, degenerate_P = self._sample_groups(inputs)
+        rounds = self.args.max_resample_rounds if self.model.training else 0
+        replaced = 0
+        for attempt in range(rounds):
+            missing = degenerate_P.nonzero(as_tuple=True)[0].tolist()
+            if not missing:
+                break
+            kept = [list(column)[-len(inputs) :] for column in self._logged_columns()]
+            others = self._other_prompts(len(missing), attempt)
+            source, useless_P = self._sample_groups(others)
+            found = (~useless_P).nonzero(as_tuple=True)[0].tolist()
+            missing = missing[: len(found)]
+            degenerate_P[missing] = False
+            replaced += len(missing)
+            rows, source_rows = self._rows_of(missing), self._rows_of(found)
+            batch = replace_rows(batch, rows, source, source_rows, self._tokenizer.pad_token_id)
+            for column, values in zip(self._logged_columns(), kept, strict=True):
+                fresh = list(column)[-len(others) :]
+                for row, source_row in zip(rows, source_rows, strict=True):
+                    values[row] = fresh[source_row]
+                column.extend(values)  # a queue as long as the batch
+        if rounds:
+            self._metrics["train"]["resampled_groups"].append(replaced)
+        return batch
+
+    def _other_prompts(self, count: int, attempt: int) -> list[dict[str, Any]]:
+        """Rows for so many further groups, the same ones when a run is resumed here."""
+        choice = random.Random(f"{self.args.seed} {self.state.global_step} {attempt}")
+        indices = choice.sample(range(len(self.train_dataset)), count)
+        return [self.train_dataset[i] for i in indices for _ in range(self.num_generations)]
+
+    def _rows_of(self, groups: list[int]) -> list[int]:
+        G = self.num_generations
+        return [group * G + i for group in groups for i in range(G)]
+
+    def _logged_columns(self) -> list[deque[Any]]:
+        """The columns of the completions file, as TRL collects them (grpo_trainer.py:1088)."""
+        logs = self._logs
+        columns = [logs["prompt"], logs["completion"], logs["advantages"]]
+        return [*columns, *logs["rewards"].values(), *logs["extra"].values()]
+
+    def _sample_groups(self, inputs: list[dict[str, Any]]) -> tuple[dict[str, Any], torch.Tensor]:
+        """TRL's batch with exact advantages, and which of its groups carry no signal, (P,)."""
+        output: dict[str, Any] = self._score_with_truncated_masked(inputs)
+        G, weights_R = self.num_generations, self.reward_weights.to(self._rewards_BR.device)
+        degenerate_P = degenerate_groups(self._rewards_BR, weights_R, G)
+        if self.multi_objective_aggregation == "sum_then_normalize":
             start = self.accelerator.process_index * len(inputs)
-            output["advantages"][rows[start : start + len(inputs)]] = 0.0
-            # TRL's own figure misses them for the same reason (grpo_trainer.py:2780).
-            mode = "train" if self.model.training else "eval"
-            self._metrics[mode]["frac_reward_zero_std"][-1] = degenerate.float().mean().item()
+            own = slice(start, start + len(inputs))
+            if self.scale_rewards == "group" and self.args.advantage_eps != TRL_EPSILON:
+                factor_B = rescaling(self._rewards_BR, weights_R, G, self.args.advantage_eps)
+                output["advantages"] *= factor_B[own]
+            # In a group of equal rewards the advantage should be zero, but the mean of equal floats
+            # is off by rounding, and dividing by std + 1e-4 makes that up to 0.005.
+            output["advantages"][degenerate_P.repeat_interleave(G)[own]] = 0.0
+        self._log_groups(degenerate_P, weights_R)
+        return output, degenerate_P
+
+    def _log_groups(self, degenerate_P: torch.Tensor, weights_R: torch.Tensor) -> None:
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        sums_B = (self._rewards_BR * weights_R).nansum(dim=1)
+        sums_B[self._rewards_BR.isnan().all(dim=1)] = torch.nan  # as in TRL's mean of them
+        metrics["reward_min"].append(nanmin(sums_B).item())
+        metrics["reward_max"].append(nanmax(sums_B).item())
+        G = self.num_generations
+        if self.multi_objective_aggregation == "sum_then_normalize":
+            # TRL's own figure misses what rounding tells apart (grpo_trainer.py:2780).
+            metrics["frac_reward_zero_std"][-1] = degenerate_P.float().mean().item()
+            shares = advantage_shares(self._rewards_BR, weights_R, G, self.scale_rewards == "group")
+            for name, share in zip(self.reward_func_names, shares or [], strict=bool(shares)):
+                metrics[f"advantage_share/{name}"].append(share)
+        if self._outcome is not None:
+            right_PG = (self._scores_BR[:, self._outcome] >= RIGHT).view(-1, G)
+            all_right, all_wrong = right_PG.all(dim=1), ~right_PG.any(dim=1)
+            metrics["degenerate/all_right"].append((degenerate_P & all_right).float().mean().item())
+            metrics["degenerate/all_wrong"].append((degenerate_P & all_wrong).float().mean().item())
+        if self._rewards_BR is not self._scores_BR:
+            self._log_scores_before_the_gate(metrics)
+
+    def _score_with_truncated_masked(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        # grpo_trainer.py:2487-2498 masks as truncated what ends in no end token.
+        mask_truncated = self.mask_truncated_completions and bool(self._stops.strings)
+        if not mask_truncated:
+            stock: dict[str, Any] = super()._generate_and_score_completions(inputs)
+            return stock
+        self.mask_truncated_completions = False
+        try:
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        finally:
+            self.mask_truncated_completions = True
+        mask_BT = output["completion_mask"]
+        rows = zip(output["completion_ids"], mask_BT.bool(), strict=True)
+        kept = [not self._is_cut_off(ids[mask].tolist()) for ids, mask in rows]
+        output["completion_mask"] = mask_BT * mask_BT.new_tensor(kept)[:, None]
+        n_items = self.accelerator.gather(output["completion_mask"].sum()).sum()
+        output["num_items_in_batch"] = n_items
         return output
+
+    def _log_scores_before_the_gate(self, metrics: dict[str, list[float]]) -> None:
+        """Show what the rewards said of the completions; `reward` is what is trained on."""
+        for i, name in enumerate(self.reward_func_names):  # grpo_trainer.py:2821-2836
+            scores_B = self._scores_BR[:, i]
+            metrics[f"rewards/{name}/mean"][-1] = scores_B.nanmean().item()
+            metrics[f"rewards/{name}/std"][-1] = nanstd(scores_B).item()
+            column = self._logs["rewards"][name]
+            for row, score in enumerate(scores_B.tolist(), start=-len(scores_B)):
+                column[row] = score
 
     # -- loss -----------------------------------------------------------------------------------
 
@@ -108,31 +284,85 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         `Trainer.training_step` calls backward once more, on what is returned: the last micro-batch
         still has its graph, the others are done and enter as a detached number.
         """
+        lengths = row_lengths(inputs)
         if self.stock_reason is not None or not self.model.training:
+            self.meter.count("training", sum(map(sum, lengths)))
             stock_loss: torch.Tensor = super().compute_loss(
                 model, inputs, return_outputs, num_items_in_batch
             )
             return stock_loss
         rows = self._rows_that_train(inputs)
-        self._metrics["train"]["trained_completions"].append(float(len(rows)))
-        if not rows:
+        self.meter.count("training", sum(sum(lengths[row]) for row in rows))
+        if not rows and self.accelerator.num_processes == 1:
+            self._log_micro_batches([])
             return _zero_loss(model)
+        # Other processes wait for this one in the wrapped model's forward and backward pass, to
+        # average the gradients: a row without advantage goes there, and adds nothing.
+        loss, logs = self._backward_all_but_last(model, inputs, rows or [0])
+        self._log_micro_batches(logs if rows else [])
+        return loss
+
+    def _backward_all_but_last(
+        self, model: torch.nn.Module, inputs: dict[str, Any], rows: list[int]
+    ) -> tuple[torch.Tensor, list[MicroBatchLog]]:
+        """The loss, whose graph is that of the last micro-batch, and what each of them logged."""
         n_rows = inputs["completion_ids"].size(0)
-        pending: torch.Tensor | None = None
+        logs = []
         done = torch.zeros((), device=inputs["completion_ids"].device)
-        for batch in self._micro_batches(rows, inputs):
-            if pending is not None:
-                self.accelerator.backward(pending)
-                done += pending.detach()
-            loss = self._compute_loss(model, select_and_trim(inputs, batch))
-            pending = loss if self.loss_type in GLOBALLY_NORMALISED else loss * len(batch) / n_rows
-        assert pending is not None
-        return pending + done
+        *others, last = self._micro_batches(rows, inputs)
+        for batch in [*others, last]:
+            # Processes differ in the number of micro-batches: only in the last do they meet.
+            with nullcontext() if batch is last else self.accelerator.no_sync(model):
+                loss, log = self._loss_and_log(model, select_and_trim(inputs, batch))
+            logs.append(log)
+            if self.loss_type in ROW_NORMALISED:
+                loss = loss * len(batch) / n_rows
+            if batch is not last:
+                self.accelerator.backward(loss)
+                done += loss.detach()
+        return loss + done, logs
+
+    def _loss_and_log(
+        self, model: torch.nn.Module, inputs: dict[str, Any]
+    ) -> tuple[torch.Tensor, MicroBatchLog]:
+        # grpo_trainer.py:3253-3290 reduces and gathers its metrics over the processes, which would
+        # wait for each other for ever: they differ in the number and size of the micro-batches.
+        accelerator, shared = self.accelerator, self._metrics["train"]
+        own: dict[str, list[float]] = defaultdict(list)
+        self._metrics["train"] = own
+        accelerator.reduce = lambda tensor, reduction: tensor
+        accelerator.gather = lambda tensor: tensor
+        try:
+            loss = self._compute_loss(model, inputs)
+        finally:
+            self._metrics["train"] = shared
+            del accelerator.reduce, accelerator.gather
+        metrics = {name: value for name, (value,) in own.items()}
+        metrics |= _describe_ratios(self._ratios_to_old_policy(inputs))
+        rows, tokens = len(inputs["completion_ids"]), int(inputs["completion_mask"].sum())
+        return loss, MicroBatchLog(rows, tokens, metrics)
+
+    def _log_micro_batches(self, logs: list[MicroBatchLog]) -> None:
+        """Log what all processes trained on in this optimizer step."""
+        logs = gather_object(logs)
+        metrics = self._metrics["train"]
+        metrics["trained_completions"].append(float(sum(log.rows for log in logs)))
+        for name, value in metrics_of_one_batch(logs).items():
+            metrics[name].append(value)
+
+    def _ratios_to_old_policy(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """New over old probability of every completion token of this pass, in one row."""
+        mask_BT = inputs["completion_mask"].bool()
+        old_BT = inputs.get("old_per_token_logps")
+        if old_BT is None:  # the policy that sampled is the one that is trained: 1 by definition
+            return torch.ones_like(mask_BT, dtype=torch.float32)[mask_BT]
+        ratios_BT: torch.Tensor = (self._log_probs_BT - old_BT).exp()
+        return ratios_BT[mask_BT]
 
     def _micro_batches(self, rows: list[int], inputs: dict[str, Any]) -> Iterator[list[int]]:
-        prompts = _prompt_of_row(inputs) if self._shares_prompts else None
+        prompts = prompt_of_row(inputs) if self._shares_prompts else None
         budget = self.args.train_token_budget
-        return pack_by_tokens(rows, _row_lengths(inputs), budget, prompts)
+        return pack_by_tokens(rows, row_lengths(inputs), budget, prompts)
 
     def _rows_that_train(self, inputs: dict[str, Any]) -> list[int]:
         """Rows that can change the gradient: with a KL term all do, otherwise advantage != 0."""
@@ -155,18 +385,28 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         # no-grad passes (old and reference log-probs); that is now the whole optimizer batch.
         if batch_size is not None:
             batch_size = min(batch_size, self._micro_batch_size)
-        elif self._shares_prompts and torch.is_grad_enabled():
+        if batch_size is None and self._shares_prompts and torch.is_grad_enabled():
             compute_entropy = kwargs.get("compute_entropy", False)
-            return _score_with_shared_prompts(
+            scored = _score_with_shared_prompts(
                 model, input_ids, attention_mask, logits_to_keep, compute_entropy
             )
-        return super()._get_per_token_logps_and_entropies(
-            model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs
-        )
+        else:
+            with self.meter.part("training" if torch.is_grad_enabled() else "logprobs"):
+                scored = super()._get_per_token_logps_and_entropies(
+                    model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs
+                )
+        self._log_probs_BT = scored[0].detach()  # for `_ratios_to_old_policy`
+        return scored
 
     # -- sampling -------------------------------------------------------------------------------
 
+    @timed("sampling")
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        if self.use_vllm and self.state.global_step != self._last_loaded_step:
+            # What TRL would do next (grpo_trainer.py:1768-1772), here to know how long it takes.
+            with self.meter.part("sync_weights"):
+                self.vllm_generation.sync_weights()
+            self._last_loaded_step: int = self.state.global_step
         # grpo_trainer.py:1859-1872 calls `model.generate(**inputs, generation_config=...)` on the
         # unwrapped model. For the length of that call, `generate` is our sampling loop.
         model = self.accelerator.unwrap_model(self.model)
@@ -174,16 +414,77 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
         def generate(generation_config: GenerationConfig, **inputs: Any) -> torch.Tensor:
             if not can_generate_fast(model, generation_config, inputs):
-                output: torch.Tensor = original(generation_config=generation_config, **inputs)
+                criteria = self._stops.criteria(inputs["input_ids"].size(1))
+                output: torch.Tensor = original(
+                    **inputs, generation_config=generation_config, stopping_criteria=criteria
+                )
                 return output
-            with merged_where_exact(model):
-                return generate_fast(model, **inputs, config=generation_config)
+            part = self.meter.part
+            with part("sync_weights"), merged_where_exact(model), part("sampling"):
+                return generate_fast(model, **inputs, config=generation_config, stops=self._stops)
 
         model.generate = generate
         try:
-            return super()._generate_single_turn(*args, **kwargs)
+            completion_ids, log_probs = super()._generate_single_turn(*args, **kwargs)
         finally:
             del model.generate
+        # TRL cuts rows at an end token alone: behind a stop string it has left the padding.
+        completion_ids = [ids[: self._stops.length(ids)] for ids in completion_ids]
+        if log_probs is not None:
+            pairs = zip(log_probs, completion_ids, strict=True)
+            log_probs = [row[: len(ids)] for row, ids in pairs]
+        self.meter.count("sampling", sum(map(len, completion_ids)))
+        return completion_ids, log_probs
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        # grpo_trainer.py:2166-2322 returns, among others, ids (1) and texts (3), and has logged as
+        # cut off what ends in no end token (2300-2308).
+        output: tuple[Any, ...] = super()._generate(prompts)
+        if not self._stops.strings:
+            return output
+        completion_ids, texts = output[1], output[3]
+        cut_off = [self._is_cut_off(ids) for ids in completion_ids]
+        lengths = [len(ids) for ids, cut in zip(completion_ids, cut_off, strict=True) if not cut]
+        lengths = gather_object(lengths) or [0]
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics["completions/clipped_ratio"][-1] = mean(map(float, gather_object(cut_off)))
+        for name, value in (("mean", mean(lengths)), ("min", min(lengths)), ("max", max(lengths))):
+            metrics[f"completions/{name}_terminated_length"][-1] = float(value)
+        return *output[:3], [self._stops.cut(text) for text in texts], *output[4:]
+
+    def _is_cut_off(self, ids: list[int]) -> bool:
+        ends = (*self.eos_token_ids, self._tokenizer.pad_token_id)
+        return ids[-1] not in ends and self._stops.length(ids) is None
+
+    # -- resuming -------------------------------------------------------------------------------
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
+        # grpo_trainer.py:1280-1316.
+        sampler = super()._get_train_sampler(dataset)
+        return EpochSampler(
+            data_source=sampler.data_source,
+            mini_repeat_count=sampler.mini_repeat_count,
+            batch_size=sampler.batch_size,
+            repeat_count=sampler.repeat_count,
+            shuffle=sampler.shuffle,
+            seed=sampler.seed,
+        )
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        # transformers 5.23.0, trainer.py:3395: before `trainer_state.json`, which closes a
+        # checkpoint.
+        super()._save_rng_state(output_dir)
+        torch.save(generation_state(self), generation_state_file(output_dir, self.args))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        # transformers 5.23.0, trainer.py:1849 and 1881: once in a resumed run, before its first
+        # step and behind the loop's own initialisation.
+        super()._load_rng_state(checkpoint)
+        if checkpoint is None:
+            return
+        file = generation_state_file(checkpoint, self.args)
+        state = torch.load(file, map_location=self.args.device, weights_only=True)
+        restore_generation_state(self, state)
 
     # -- validation -----------------------------------------------------------------------------
 
@@ -197,6 +498,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
         TRL samples `num_generations` completions at the training temperature and averages batch
         means; that is neither the accuracy that users will see nor comparable between runs.
+        Each of several processes grades all prompts, and gets the same scores.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         model = self.accelerator.unwrap_model(self.model)
@@ -216,12 +518,55 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return metrics
 
 
+@dataclass(frozen=True)
+class MicroBatchLog:
+    """How many rows and completion tokens a micro-batch had, and its metrics."""
+
+    rows: int
+    tokens: int
+    metrics: dict[str, float]
+
+
+def metrics_of_one_batch(logs: Sequence[MicroBatchLog]) -> dict[str, float]:
+    """Put together what would have been logged, had all these micro-batches been one.
+
+    A mean is weighed by completion tokens; NaN says that a micro-batch has no value.
+
+    Example:
+        >>> first = MicroBatchLog(1, 30, {"entropy": 1.0, "clip_ratio/high_max": 0.1})
+        >>> second = MicroBatchLog(2, 10, {"entropy": 3.0, "clip_ratio/high_max": 0.4})
+        >>> metrics_of_one_batch([first, second])
+        {'entropy': 1.5, 'clip_ratio/high_max': 0.4}
+    """
+    together = {}
+    for name in logs[0].metrics if logs else ():
+        known = [(log.metrics[name], log.tokens) for log in logs]
+        known = [(value, tokens) for value, tokens in known if not math.isnan(value)]
+        if name.endswith("min"):
+            together[name] = min((value for value, _ in known), default=math.nan)
+        elif name.endswith("max"):
+            together[name] = max((value for value, _ in known), default=math.nan)
+        else:
+            n_tokens = max(sum(tokens for _, tokens in known), 1)
+            together[name] = sum(value * tokens for value, tokens in known) / n_tokens
+    return together
+
+
+def _describe_ratios(ratios_T: torch.Tensor) -> dict[str, float]:
+    if not len(ratios_T):  # all of them masked as truncated
+        ratios_T = ratios_T.new_tensor([math.nan])
+    extremes = {"ratio/min": ratios_T.amin().item(), "ratio/max": ratios_T.amax().item()}
+    return {"ratio/mean": ratios_T.mean().item(), **extremes}
+
+
 def why_not_packed(config: SoloGRPOConfig) -> str | None:
     """Say why the loss must run as in TRL, or None if packing micro-batches is exact."""
     if config.loss_type not in GLOBALLY_NORMALISED + ROW_NORMALISED:
         return f"loss_type {config.loss_type} is normalised over each micro-batch"
     if config.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         return "DeepSpeed's engine takes an optimizer step with every backward"
+    if config.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        return "FSDP collects the weights in every forward, and processes differ in their number"
     if config.entropy_coef or config.use_adaptive_entropy:
         return "the entropy bonus acts on rows without advantage too"
     if config.top_entropy_quantile < 1.0:
@@ -245,61 +590,6 @@ def _zero_loss(model: torch.nn.Module) -> torch.Tensor:
     # Zero gradients, not None: Adam's moments decay as they do in TRL for a step without signal.
     parameters = (p for p in model.parameters() if p.requires_grad)
     return torch.stack([p.sum() * 0.0 for p in parameters]).sum()
-
-
-def _row_lengths(inputs: dict[str, Any]) -> list[tuple[int, int]]:
-    prompt_T = inputs["prompt_mask"].sum(dim=1).tolist()
-    completion_T = inputs["completion_mask"].sum(dim=1).tolist()
-    return list(zip(prompt_T, completion_T, strict=True))
-
-
-def _prompt_of_row(inputs: dict[str, Any]) -> list[int]:
-    """Number the distinct prompts; rows of one group get the same number."""
-    _, prompt_of_row = torch.unique(inputs["prompt_ids"], dim=0, return_inverse=True)
-    numbers: list[int] = prompt_of_row.tolist()
-    return numbers
-
-
-def pack_by_tokens(
-    rows: list[int],
-    lengths: list[tuple[int, int]],
-    budget: int,
-    prompts: list[int] | None = None,
-) -> Iterator[list[int]]:
-    """Group rows so that a group, padded, holds at most `budget` tokens.
-
-    Args:
-        rows: the rows to pack; a single row over the budget is a group of its own.
-        lengths: (prompt, completion) tokens of every row.
-        budget: tokens of a group, padding counted.
-        prompts: number of the prompt of every row, if a prompt counts once for all its rows in a
-            group; those rows then stay together where they fit. Otherwise rows of similar length
-            do.
-    """
-
-    def tokens(batch: list[int]) -> int:
-        prompt_T = max(lengths[row][0] for row in batch)
-        completion_T = max(lengths[row][1] for row in batch)
-        n_prompts = len(batch) if prompts is None else len({prompts[row] for row in batch})
-        return n_prompts * prompt_T + len(batch) * completion_T
-
-    def units() -> Iterator[list[int]]:
-        """What is better not torn apart: the rows of one prompt, or single rows."""
-        ordered = sorted(rows, key=lambda row: (-sum(lengths[row]), row))
-        together: dict[int, list[int]] = {}
-        for row in ordered:
-            together.setdefault(row if prompts is None else prompts[row], []).append(row)
-        for unit in together.values():
-            yield from [unit] if tokens(unit) <= budget else ([row] for row in unit)
-
-    batch: list[int] = []
-    for unit in units():
-        if batch and tokens(batch + unit) > budget:
-            yield batch
-            batch = []
-        batch = batch + unit
-    if batch:
-        yield batch
 
 
 def _score_with_shared_prompts(
@@ -329,33 +619,6 @@ def _score_with_shared_prompts(
     )
     log_probs = tree.rows(output.log_probs)
     return log_probs, tree.rows(output.entropy) if compute_entropy else None, None
-
-
-def select_and_trim(inputs: dict[str, Any], rows: list[int]) -> dict[str, Any]:
-    """Take these rows of the batch and cut the padding that none of them needs.
-
-    Prompts are padded on the left, completions on the right. Exact for rotary positions, which
-    depend on distances only; learned absolute positions are not supported by the trainer.
-    """
-    n_rows = inputs["completion_ids"].size(0)
-    prompt_T = int(inputs["prompt_mask"][rows].sum(dim=1).max())
-    completion_T = int(inputs["completion_mask"][rows].sum(dim=1).max())
-    full_prompt_T, full_completion_T = (
-        inputs["prompt_ids"].size(1),
-        inputs["completion_ids"].size(1),
-    )
-    selected: dict[str, Any] = {}
-    for name, value in inputs.items():
-        if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.size(0) != n_rows:
-            selected[name] = value
-            continue
-        value = value[rows]
-        if name.startswith("prompt_"):
-            value = value[:, full_prompt_T - prompt_T :]
-        elif value.dim() == 2 and value.size(1) == full_completion_T:
-            value = value[:, :completion_T]
-        selected[name] = value
-    return selected
 
 
 def _score_completion_tokens_only() -> None:

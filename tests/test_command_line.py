@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from sologrpo.config import RunArguments
-from sologrpo.data import load_test_prompts, render_prompt
+from sologrpo.data import load_test_prompts, prompt_token_ids
 from sologrpo.generation import generate_greedily
 from sologrpo.model import load_tokenizer
 from tiny import ROOT, rows, write_rows
@@ -181,7 +181,7 @@ def test_merged_model_equals_base_and_adapter(
 ) -> None:
     tokenizer = load_tokenizer(str(tiny_llama))
     problems = load_test_prompts(RunArguments(dataset_name=str(tiny_data)))
-    prompts = [render_prompt(prompt, tokenizer) for prompt in problems["prompt"]]
+    prompts = prompt_token_ids(problems["prompt"], tokenizer)
 
     def outputs(model: torch.nn.Module) -> list[str]:
         return [c.text for c in generate_greedily(model, tokenizer, prompts, NEW_TOKENS)]
@@ -277,7 +277,6 @@ TRAIN_ERRORS = [
     pytest.param(
         ["--num_generations", "3"], ["8", "3", "per_device_train_batch_size"], id="groups"
     ),
-    pytest.param(["--resume"], ["--resume", "no checkpoint"], id="resume"),
     pytest.param(
         ["--model_name_or_path", "no/model"], ["'no/model'", "local folder works"], id="model"
     ),
@@ -288,11 +287,86 @@ TRAIN_ERRORS = [
     pytest.param(
         ["--eval_strategy", "steps"], ["num_validation_examples"], id="nothing-to-validate"
     ),
+    pytest.param(
+        ["--outcome_reward", "strict"],
+        ["'strict'", "not among the rewards: strict_format, digit_share"],
+        id="outcome",
+    ),
+    pytest.param(
+        ["--outcome_reward", "digit_share", "--trainer", "stock"], ["trainer: solo"], id="gate"
+    ),
+    pytest.param(["--outcome_gate", "all"], ["outcome_gate", "completion"], id="gate-name"),
+    pytest.param(
+        ["--rewards", "tiny:rows"], ["'rows'", "'count'", "no such column"], id="reward-signature"
+    ),
     pytest.param(["--reward_weights", "1.0"], ["1 reward_weights for 2 rewards"], id="weights"),
     pytest.param(["--worked_examples", "no.yaml"], ["no file no.yaml"], id="examples"),
     pytest.param(["--max_train_examples", "0"], ["max_train_examples 0"], id="no-examples"),
     pytest.param(["--max_train_examples", "1"], ["1", "2 prompts"], id="less-than-a-batch"),
 ]
+
+
+def test_the_best_adapter_is_kept_by_held_out_accuracy(
+    train: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accuracies = iter([0.25, 0.75, 0.5])
+    scores = {"accuracy_lenient": 0.0, "format_rate": 0.0, "truncated_rate": 0.0, "n": 4}
+    monkeypatch.setattr(
+        "sologrpo.trainer.evaluate_greedily",
+        lambda *args, **kwargs: {"accuracy": next(accuracies)} | scores,
+    )
+    stderr = train(
+        *("--num_validation_examples", "4", "--eval_strategy", "steps", "--eval_steps", "1"),
+        *("--max_steps", "3", "--save_steps", "1", "--load_best_model_at_end", "true"),
+    )
+    assert stderr.code == 0, stderr
+    run = tmp_path / "run"
+    kept = adapter_weights(run)
+    best = load_file(str(run / "checkpoint-2" / "adapter_model.safetensors"))
+    last = load_file(str(run / "checkpoint-3" / "adapter_model.safetensors"))
+    assert all(torch.equal(kept[name], best[name]) for name in best)
+    assert not all(torch.equal(kept[name], last[name]) for name in last)
+
+
+def test_validation_at_the_end(train: Call, tmp_path: Path) -> None:
+    stderr = train(
+        *("--num_validation_examples", "4", "--eval_strategy", "steps", "--eval_steps", "2"),
+        *("--max_steps", "3"),
+    )
+    assert stderr.code == 0, stderr
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    steps = [row["step"] for row in map(json.loads, lines) if "eval_accuracy" in row]
+    assert steps == [2, 3]
+
+
+def test_a_reward_that_raises_ends_the_run_and_loses_nothing(
+    train: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "faulty_rewards.py").write_text(
+        "calls = []\n"
+        "def third_time(completions, **kwargs):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) >= 3:\n"
+        "        raise KeyError('no such unit')\n"
+        "    return [len(completion[0]['content']) for completion in completions]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    stderr = train(
+        "--rewards", "faulty_rewards:third_time", "--max_steps", "4", "--save_steps", "1"
+    )
+    assert stderr.code == 1
+    assert "reward 'third_time' raised KeyError: 'no such unit'" in stderr
+    assert "on completion 0 of the batch of 8" in stderr
+    assert 'faulty_rewards.py", line 5, in third_time' in stderr
+    assert "grpo_trainer.py" not in stderr  # the trainer's frames would bury it
+    run = tmp_path / "run"
+    checkpoints = sorted(folder.name for folder in run.glob("checkpoint-*"))
+    assert checkpoints == ["checkpoint-1", "checkpoint-2"]
+    assert load_file(str(run / "checkpoint-2" / "adapter_model.safetensors"))
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in metrics] == [1, 2]
+    assert len(list((run / "completions").glob("*.parquet"))) == 2
+    assert f"{run / 'checkpoint-2'} is whole: go on with --resume" in stderr
 
 
 @pytest.mark.parametrize(("arguments", "says"), TRAIN_ERRORS)
@@ -360,11 +434,11 @@ def test_output_dir_that_cannot_be_made(train: Call, tmp_path: Path) -> None:
 def test_traceback_on_request(
     monkeypatch: pytest.MonkeyPatch, config_file: Path, tmp_path: Path
 ) -> None:
-    from sologrpo.errors import InputError
+    from rewards import RewardSpecError
 
     arguments = ["--config", config_file, "--rewards", "nothing", "--traceback"]
     monkeypatch.setattr(sys, "argv", ["train.py", *map(str, arguments)])
-    with pytest.raises(InputError, match="nothing"):
+    with pytest.raises(RewardSpecError, match="nothing"):
         load_script("train").main()
 
 

@@ -18,12 +18,14 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
+from sologrpo.batches import pack_by_tokens, select_and_trim
 from sologrpo.config import RunArguments, SoloGRPOConfig
-from sologrpo.data import build_prompts, render_prompt
+from sologrpo.data import build_prompts, prompt_token_ids
+from sologrpo.evaluation import generate_records
 from sologrpo.generation import generate_greedily
 from sologrpo.model import load_tokenizer
 from sologrpo.plan import optimizer_steps
-from sologrpo.trainer import SoloGRPOTrainer, pack_by_tokens, select_and_trim
+from sologrpo.trainer import SoloGRPOTrainer
 from tiny import digit_share, rows
 
 G = 4  # completions of one prompt
@@ -83,7 +85,7 @@ def make_trainer(
     trainer_class: type,
     model_path: Path,
     args: SoloGRPOConfig,
-    reward: Callable[..., list[float]],
+    reward: Any,
     **kwargs: Any,
 ) -> Any:
     """A trainer whose adapter already does something: both of its factors are random."""
@@ -96,7 +98,7 @@ def make_trainer(
         model=AutoModelForCausalLM.from_pretrained(str(model_path), dtype=torch.float32),
         reward_funcs=reward,
         args=args,
-        train_dataset=problems(),
+        train_dataset=kwargs.pop("train_dataset", None) or problems(),
         processing_class=load_tokenizer(str(model_path)),
         peft_config=lora,
         **kwargs,
@@ -117,15 +119,28 @@ def captured_gradients(
     trainer_class: type,
     model_path: Path,
     args: SoloGRPOConfig,
-    rewards: Sequence[float],
+    rewards: Sequence[float] | dict[str, Sequence[float | None]],
 ) -> list[Gradients]:
     """Train on fixed completions and rewards; the gradient of every optimizer step."""
+    return trained_on(trainer_class, model_path, args, rewards)[0]
+
+
+def trained_on(
+    trainer_class: type,
+    model_path: Path,
+    args: SoloGRPOConfig,
+    rewards: Sequence[float] | dict[str, Sequence[float | None]],
+) -> tuple[list[Gradients], dict[str, float]]:
+    """The gradients, and what the first step logged; `rewards` are one or several by name."""
     captured = CapturedGradients()
-
-    def reward(completions: list[Any], **kwargs: Any) -> list[float]:
-        return list(rewards[: len(completions)])
-
-    trainer = make_trainer(trainer_class, model_path, args, reward, callbacks=[captured])
+    scores = rewards if isinstance(rewards, dict) else {"reward": rewards}
+    trainer = make_trainer(
+        trainer_class,
+        model_path,
+        args,
+        [fixed_reward(name, values) for name, values in scores.items()],
+        callbacks=[captured],
+    )
     end_id = trainer.processing_class.eos_token_id
     trainer._generate_single_turn = lambda prompt_ids, *args, **kwargs: (
         completion_ids(len(prompt_ids), end_id),
@@ -135,7 +150,15 @@ def captured_gradients(
     parameters = [p for p in trainer.model.parameters() if p.requires_grad]
     trainer.optimizer = torch.optim.SGD(parameters, lr=args.learning_rate)
     trainer.train()
-    return captured.steps  # type: ignore[return-value]
+    return captured.steps, trainer.state.log_history[0]  # type: ignore[return-value]
+
+
+def fixed_reward(name: str, scores: Sequence[float | None]) -> Callable[..., list[float | None]]:
+    def reward(completions: list[Any], **kwargs: Any) -> list[float | None]:
+        return list(scores[: len(completions)])
+
+    reward.__name__ = name
+    return reward
 
 
 @pytest.fixture(autouse=True)
@@ -274,6 +297,174 @@ def test_kl_acts_on_a_batch_without_signal(tiny_llama: Path, tmp_path: Path) -> 
     assert relative_gap(stock[0], solo[0]) < 1e-5
 
 
+# -- ratio to the policy that sampled ------------------------------------------------------------
+
+
+def test_on_policy_the_ratio_is_one(tiny_llama: Path, tmp_path: Path) -> None:
+    _, logs = trained_on(SoloGRPOTrainer, tiny_llama, config(tmp_path), MIXED)
+    assert logs["ratio/mean"] == logs["ratio/min"] == logs["ratio/max"] == 1.0
+    assert logs["clip_ratio/region_mean"] == 0.0
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_off_policy_the_ratio_leaves_one(
+    share_prompts: bool, tiny_llama: Path, tmp_path: Path
+) -> None:
+    args = config(
+        tmp_path, num_iterations=2, max_steps=2, share_prompts=share_prompts, logging_steps=1
+    )
+    trainer = make_trainer(SoloGRPOTrainer, tiny_llama, args, fixed_reward("reward", MIXED))
+    trainer.train()
+    first, second = trainer.state.log_history[:2]
+    for name in ("mean", "min", "max"):
+        assert first[f"ratio/{name}"] == pytest.approx(1.0, abs=1e-4)
+    assert second["ratio/min"] < 0.98 < 1.02 < second["ratio/max"]
+
+
+# -- outcome gating, shares, signs of hacking ----------------------------------------------------
+
+# Groups: one right answer; none; all right; none judged.
+OUTCOME = [0.0, 1.0, 0.0, 0.0] + [0.0] * G + [1.0] * G + [None] * G
+SIDE = [1.0, 0.5, 0.0, 0.5] * 4
+GATED = {
+    "group": [0.5 * s for s in SIDE[:4]] + [0.0] * G + [0.5 * s for s in SIDE[:4]] + [0.0] * G,
+    "completion": [0.0, 0.25, 0.0, 0.0] + [0.0] * G + [0.5 * s for s in SIDE[:4]] + [0.0] * G,
+}
+
+
+@pytest.mark.parametrize("gate", ["group", "completion"])
+@pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
+def test_side_rewards_count_only_with_the_outcome(
+    gate: str, scale_rewards: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    args = config(
+        tmp_path, reward_weights=[0.5, 1.0], outcome_reward="outcome", outcome_gate=gate,
+        scale_rewards=scale_rewards,
+    )  # fmt: skip
+    rewards = {"side": SIDE, "outcome": OUTCOME}
+    gradients, logs = trained_on(SoloGRPOTrainer, tiny_llama, args, rewards)
+    summed = [side + (out or 0.0) for side, out in zip(GATED[gate], OUTCOME, strict=True)]
+    plain = config(tmp_path, scale_rewards=scale_rewards)
+    expected, plain_logs = trained_on(SoloGRPOTrainer, tiny_llama, plain, summed)
+    assert relative_gap(expected[0], gradients[0]) < 1e-6
+    # The scores stay visible as they were given; `reward` is what is trained on.
+    assert logs["rewards/side/mean"] == pytest.approx(0.5)
+    assert logs["rewards/outcome/mean"] == pytest.approx(5 / 12)
+    assert logs["reward"] == pytest.approx(plain_logs["reward"])
+    assert logs["frac_reward_zero_std"] == 0.5
+
+    ungated = config(tmp_path, reward_weights=[0.5, 1.0], scale_rewards=scale_rewards)
+    (other,), _ = trained_on(SoloGRPOTrainer, tiny_llama, ungated, rewards)
+    assert relative_gap(gradients[0], other) > 0.01
+
+
+def test_epsilon_of_the_advantages(tiny_llama: Path, tmp_path: Path) -> None:
+    close = [0.0, 2e-4, 0.0, 0.0] * 4  # a deviation of 1e-4, as large as TRL's epsilon
+    (stock,), _ = trained_on(SoloGRPOTrainer, tiny_llama, config(tmp_path), close)
+    args = config(tmp_path, advantage_eps=0.0)
+    (exact,), _ = trained_on(SoloGRPOTrainer, tiny_llama, args, close)
+    assert relative_gap({name: 2 * gradient for name, gradient in stock.items()}, exact) < 1e-4
+
+
+def test_share_of_the_advantages_by_reward(tiny_llama: Path, tmp_path: Path) -> None:
+    args = config(tmp_path, reward_weights=[1.0, 2.0])
+    scores = {"small": [0.0, 1.0] * 8, "large": [0.0, 1.0] * 8}
+    _, logs = trained_on(SoloGRPOTrainer, tiny_llama, args, scores)
+    assert logs["advantage_share/small"] == pytest.approx(1 / 3)
+    assert logs["advantage_share/large"] == pytest.approx(2 / 3)
+    _, logs = trained_on(SoloGRPOTrainer, tiny_llama, args, {"small": CONSTANT, "large": CONSTANT})
+    assert "advantage_share/small" not in logs  # nothing to share
+
+
+def test_signs_of_hacking_are_logged(tiny_llama: Path, tmp_path: Path) -> None:
+    texts = ["<answer>1</answer><answer>2</answer>", "9 <answer>18</answer> bye", "9", "8"] * 4
+    trainer = make_trainer(
+        SoloGRPOTrainer, tiny_llama, config(tmp_path), fixed_reward("reward", MIXED)
+    )
+    ids = trainer.processing_class(texts)["input_ids"]
+    trainer._generate_single_turn = lambda *args, **kwargs: (ids, None)
+    trainer.train()
+    logs = trainer.state.log_history[0]
+    assert logs["hacking/answer_stuffing"] == 0.25
+    assert logs["hacking/trailing_text"] == 0.25
+    assert logs["hacking/empty_reasoning"] == 0.25
+    assert logs["hacking/tags_in_reasoning"] == logs["hacking/template_echo"] == 0.0
+
+
+def test_completions_without_any_score_do_not_count(tiny_llama: Path, tmp_path: Path) -> None:
+    # The scored ones of each group are equal: no signal, in TRL's own arithmetic too.
+    rewards = {"reward": [1.0, 1.0, 1.0, None] * 4}
+    gradients, logs = trained_on(SoloGRPOTrainer, tiny_llama, config(tmp_path), rewards)
+    assert logs["frac_reward_zero_std"] == 1.0
+    assert not any(torch.count_nonzero(gradient) for gradient in gradients[0].values())
+
+
+# -- resampling ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.05])
+def test_groups_without_signal_are_replaced(beta: float, tiny_llama: Path, tmp_path: Path) -> None:
+    sampled: list[int] = []
+
+    def reward(completions: list[Any], **kwargs: Any) -> list[float]:
+        # Groups 1 and 3 of the first round tell nothing, nor does the first of the second round.
+        sampled.append(len(completions))
+        rounds = {1: MIXED, 2: [0.0] * G + [0.0, 1.0, 0.0, 0.0], 3: [0.0, 0.0, 1.0, 1.0]}
+        return rounds[len(sampled)]
+
+    args = config(tmp_path, max_resample_rounds=5, beta=beta, log_completions=True)
+    trainer = make_trainer(SoloGRPOTrainer, tiny_llama, args, reward)
+    batches: list[dict[str, Any]] = []
+    original = trainer.compute_loss
+    trainer.compute_loss = lambda model, inputs, **kwargs: (
+        batches.append(inputs),
+        original(model, inputs, **kwargs),
+    )[1]
+    trainer.train()
+    assert sampled == [4 * G, 2 * G, G]
+    logs = trainer.state.log_history[0]
+    assert logs["resampled_groups"] == 2
+    assert logs["trained_completions"] == len(MIXED)
+    (batch,) = batches
+    assert not (batch["advantages"].view(-1, G) == 0).all(dim=1).any()
+    assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
+    # The completions file holds what was trained on.
+    written = list(trainer._logs["completion"])
+    assert len(written) == len(MIXED)
+    pairs = zip(batch["completion_ids"], batch["completion_mask"], strict=True)
+    decode = trainer.processing_class.decode
+    order = [decode(ids[mask.bool()], skip_special_tokens=True) for ids, mask in pairs]
+    assert sorted(order) == sorted(completion[0]["content"] for completion in written)
+    assert sorted(trainer._logs["advantages"]) == pytest.approx(
+        sorted(batch["advantages"].tolist())
+    )
+
+
+def test_resampling_is_bounded(tiny_llama: Path, tmp_path: Path) -> None:
+    sampled: list[int] = []
+
+    def reward(completions: list[Any], **kwargs: Any) -> list[float]:
+        sampled.append(len(completions))
+        return [0.7] * len(completions)
+
+    args = config(tmp_path, max_resample_rounds=2)
+    trainer = make_trainer(SoloGRPOTrainer, tiny_llama, args, reward)
+    trainer.train()
+    assert sampled == [4 * G] * 3
+    assert trainer.state.log_history[0]["resampled_groups"] == 0
+
+
+def test_degenerate_groups_by_outcome(tiny_llama: Path, tmp_path: Path) -> None:
+    # All right and equal; all wrong and equal; all wrong, told apart by the side reward; mixed.
+    rewards = {
+        "answer_correctness": [1.0] * G + [0.0] * G + [0.0] * G + [1.0, 0.0, 0.0, 0.0],
+        "side": [0.5] * 2 * G + [0.5, 0.0, 0.0, 0.0] + [0.5] * G,
+    }
+    _, logs = trained_on(SoloGRPOTrainer, tiny_llama, config(tmp_path), rewards)
+    assert logs["degenerate/all_right"] == logs["degenerate/all_wrong"] == 0.25
+    assert logs["frac_reward_zero_std"] == 0.5
+
+
 # -- sampling -----------------------------------------------------------------------------------
 
 
@@ -305,7 +496,7 @@ def test_rollouts_at_zero_temperature_are_the_greedy_completions(
     args = config(tmp_path, max_completion_length=24, temperature=1e-4)
     trainer = make_trainer(SoloGRPOTrainer, request.getfixturevalue(family), args, seen)
     dataset, tokenizer = problems(), trainer.processing_class
-    prompts = [render_prompt(prompt, tokenizer) for prompt in dataset["prompt"]]
+    prompts = prompt_token_ids(dataset["prompt"], tokenizer)
     completions = generate_greedily(trainer.model, tokenizer, prompts, 24)
     greedy = dict(zip(dataset["question"], completions, strict=True))
     trainer.train()
@@ -447,6 +638,73 @@ def test_batch_of_masked_completions_only(tiny_llama: Path, tmp_path: Path) -> N
     assert not any(torch.count_nonzero(gradient) for gradient in gradients.values())
 
 
+# -- stop strings ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("mask_truncated", [True, False])
+def test_rollouts_end_at_stop_strings(
+    fast: bool,
+    mask_truncated: bool,
+    tiny_llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stops = ("0", "5")  # random weights write these sooner than tags
+    monkeypatch.setattr("sologrpo.trainer.stop_strings", lambda dataset: list(stops))
+    if not fast:
+        monkeypatch.setattr("sologrpo.trainer.can_generate_fast", lambda *args: False)
+    texts: list[str] = []
+    ids: list[list[int]] = []
+
+    def reward(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        texts.extend(completions)
+        ids.extend(completion_ids)
+        return MIXED
+
+    args = config(tmp_path, max_completion_length=16, mask_truncated_completions=mask_truncated)
+    questions = Dataset.from_list(rows(8))
+    plain = build_prompts(questions, RunArguments(prompt_format="r1_zero"))
+    trainer = make_trainer(SoloGRPOTrainer, tiny_llama, args, reward, train_dataset=plain)
+    batches: list[dict[str, Any]] = []
+    original = trainer._prepare_inputs
+    trainer._prepare_inputs = lambda inputs: batches.append(original(inputs)) or batches[-1]
+    trainer.train()
+    tokenizer, logs = trainer.processing_class, trainer.state.log_history[0]
+    stopped = [text.endswith(stops) for text in texts]
+    ended = [row[-1] == tokenizer.eos_token_id for row in ids]
+    assert sum(stopped) >= 3
+    for text, row, at_stop, at_end in zip(texts, ids, stopped, ended, strict=True):
+        assert not any(stop in text[:-1] for stop in stops)  # nothing follows a stop string
+        # No padding behind it: nothing is trained on that was not sampled.
+        assert not at_stop or trainer._stops.length(row) == len(row)
+        assert len(row) == 16 or at_stop or at_end
+        assert tokenizer.decode(row, skip_special_tokens=True).startswith(text)
+    done = [at_stop or at_end for at_stop, at_end in zip(stopped, ended, strict=True)]
+    assert logs["completions/clipped_ratio"] == pytest.approx(1 - sum(done) / len(done))
+    lengths = [len(row) for row, whole in zip(ids, done, strict=True) if whole]
+    assert logs["completions/mean_terminated_length"] == pytest.approx(sum(lengths) / len(lengths))
+    # Rows that were stopped are trained on, rows that were cut off are not, when asked.
+    (batch,) = batches
+    trained = sum(
+        len(row) for row, whole in zip(ids, done, strict=True) if whole or not mask_truncated
+    )
+    assert batch["completion_mask"].sum() == batch["num_items_in_batch"] == trained
+
+
+def test_validation_ends_at_stop_strings(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = AutoModelForCausalLM.from_pretrained(str(tiny_llama))
+    tokenizer = load_tokenizer(str(tiny_llama))
+    monkeypatch.setattr("sologrpo.evaluation.stop_strings", lambda dataset: [])
+    whole = [record.completion for record in generate_records(model, tokenizer, problems(), 16)]
+    stop = max(whole, key=len)[4:6]
+    monkeypatch.setattr("sologrpo.evaluation.stop_strings", lambda dataset: [stop])
+    for record, text in zip(generate_records(model, tokenizer, problems(), 16), whole, strict=True):
+        before, found, _ = text.partition(stop)
+        assert record.completion == before + found
+        assert not (found and record.truncated)
+
+
 # -- validation ---------------------------------------------------------------------------------
 
 
@@ -457,7 +715,7 @@ def validating(tiny_llama: Path, tmp_path: Path) -> Any:
     trainer = make_trainer(SoloGRPOTrainer, tiny_llama, args, digit_share)
     tokenizer = trainer.processing_class
     dataset = problems(6)
-    prompts = [render_prompt(prompt, tokenizer) for prompt in dataset["prompt"]]
+    prompts = prompt_token_ids(dataset["prompt"], tokenizer)
     texts = [c.text for c in generate_greedily(trainer.model, tokenizer, prompts, 16)]
     trainer.eval_dataset = dataset.map(lambda row, i: {"answer": last_number(texts[i])}, True)
     return trainer
