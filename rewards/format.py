@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from rewards.completions import Completion, Scores, texts_of
-from rewards.grading import answer_elements, visible_text
+from rewards.grading import answer_boxes, answer_elements, visible_text
 
 _START = "<thinking>\n"
 _MIDDLE = "\n</thinking>\n<answer>\n"
@@ -31,6 +31,30 @@ def has_strict_format(text: str) -> bool:
         and answer.endswith(_END)
         and all(text.count(tag) == 1 for tag in _TAGS)
     )
+
+
+def has_asked_format(text: str, prompt_format: str) -> bool:
+    r"""Whether the whole text has the shape that its prompt format asks for; for reports.
+
+    ``xml``: `has_strict_format`. ``r1_zero``: reasoning, ``</think>``, one answer element, nothing
+    else. ``boxed``: a box outside the reasoning, and no row of them.
+
+    >>> has_asked_format("9 * 2 = 18 </think> <answer> 18 </answer>", "r1_zero")
+    True
+    >>> has_asked_format(r"9 * 2 = \boxed{18}", "boxed")
+    True
+    """
+    if prompt_format == "boxed":
+        return len(answer_boxes(visible_text(text, prompt_format))) == 1
+    if prompt_format == "r1_zero":
+        answer = text.partition("</think>")[2].strip()
+        return (
+            answer.startswith("<answer>")
+            and answer.endswith("</answer>")
+            and all(text.count(tag) == 1 for tag in ("</think>", "<answer>", "</answer>"))
+            and "<think>" not in text
+        )
+    return has_strict_format(text)
 
 
 def has_trailing_text(text: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rewards.format import has_strict_format, has_trailing_text
+from rewards.format import has_asked_format, has_trailing_text
 from rewards.grading import extract_answer, is_correct, lenient_is_correct
 from sologrpo.config import EvaluationSettings
 from sologrpo.data import prompt_token_ids, stop_strings
@@ -66,7 +66,7 @@ def grade(index: int, row: Mapping[str, Any], completion: Completion) -> Record:
         extracted=extract_answer(text, prompt_format),
         correct=is_correct(text, gold, prompt_format),
         lenient_correct=lenient_is_correct(text, gold),
-        format_ok=has_strict_format(text),
+        format_ok=has_asked_format(text, prompt_format),
         trailing_text=has_trailing_text(text),
         truncated=completion.truncated,
         completion_tokens=completion.token_count,

@@ -278,7 +278,7 @@ PANELS = (
         "Validation, greedy",
         (
             Line("eval_accuracy", "accuracy", smooth=False),
-            Line("eval_format_rate", "strict format", smooth=False),
+            Line("eval_format_rate", "format as asked", smooth=False),
         ),
         percent=True,
     ),

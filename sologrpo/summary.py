@@ -16,7 +16,7 @@ ROWS = (
     ("accuracy", "accuracy (strict)"),
     ("accuracy_ci95", "  95 % interval"),
     ("accuracy_lenient", "accuracy (lenient: last number)"),
-    ("format_rate", "strict format"),
+    ("format_rate", "format as asked"),
     ("trailing_text_rate", "trailing text"),
     ("truncated_rate", "cut off"),
     ("mean_completion_tokens", "mean tokens"),

@@ -3,6 +3,7 @@
 import pytest
 
 from rewards.format import (
+    has_asked_format,
     has_strict_format,
     has_trailing_text,
     integer_answer,
@@ -157,3 +158,27 @@ def test_integer_needs_a_single_element_outside_the_reasoning(text):
 
 def test_integer_in_the_reasoning_is_not_looked_at():
     assert is_integer_answer("<thinking><answer>x</answer></thinking><answer>18</answer>")
+
+
+@pytest.mark.parametrize(
+    ("prompt_format", "text", "expected"),
+    [
+        ("xml", "<thinking>\n9\n</thinking>\n<answer>\n18\n</answer>", True),
+        ("xml", "9 </think> <answer> 18 </answer>", False),
+        ("r1_zero", " 9 * 2 = 18 </think> <answer> 18 </answer>", True),
+        ("r1_zero", " 9 * 2 = 18 </think>\n<answer>18</answer>\n", True),
+        ("r1_zero", " 9 </think> so <answer> 18 </answer>", False),
+        ("r1_zero", " 9 </think> <answer> 18 </answer> Done", False),
+        ("r1_zero", " 9 </think> <answer> 18", False),
+        ("r1_zero", " 9 </think> <answer>17</answer> <answer>18</answer>", False),
+        ("r1_zero", "<answer> 18 </answer>", False),
+        ("r1_zero", "<think> 9 </think> <answer> 18 </answer>", False),
+        ("boxed", r"9 * 2 = \boxed{18}.", True),
+        ("boxed", r"\boxed{9} times 2 is \boxed{18}.", True),
+        ("boxed", r"\boxed{17}, \boxed{18}", False),
+        ("boxed", "18", False),
+        ("boxed", "", False),
+    ],
+)
+def test_asked_format(prompt_format, text, expected):
+    assert has_asked_format(text, prompt_format) is expected
