@@ -205,7 +205,7 @@ def _reasoning(completion: str, prompt_format: str) -> list[tuple[int, int]]:
 def _after_prompted_reasoning(tags: list[re.Match[str]]) -> tuple[int, list[re.Match[str]]]:
     """Where the text after the last ``</think>`` starts (0 if there is none), and its tags."""
     for index in range(len(tags) - 1, -1, -1):
-        if tags[index][1] and tags[index][2].lower() == "think":
+        if tags[index][0] == "</think>":
             return tags[index].end(), tags[index + 1 :]
     return 0, []
 
@@ -319,7 +319,7 @@ def _may_hold_number(text: str) -> bool:
 
 # --- \\boxed -----------------------------------------------------------------------------------
 
-_BOX_OPEN = re.compile(r"\\boxed\s?\{")
+_BOX_OPEN = re.compile(r"\\boxed\s{0,3}\{")
 _BRACE = re.compile(r"\\[{}]|[{}]")
 
 
@@ -378,9 +378,9 @@ def _find_boxed(visible: str) -> _Answer:
         return _Answer(None, "the text before the box denies or weakens it")
     if _OPERATOR_BEFORE.search(lead):
         return _Answer(None, "the box is a part of a longer formula")
+    tail, opened, unclosed = tail.partition(BOX + "{")
     if reason := _retraction(tail, answer.number):
         return _Answer(None, reason)
-    _, opened, unclosed = tail.rpartition(BOX + "{")
     if opened and _contradicts(unclosed, _box_text(visible, boxes[-1])):
         return _Answer(None, "a second box is opened and differs")
     return answer
@@ -453,8 +453,8 @@ _ANSWERED_ANEW = [
     r"|that is|maybe|perhaps|possibly|rather|say|i mean|i meant|make that|must be)\b){0,20}+"
     rf"(?=[-\u2212$€£0-9]){_PHRASE}",
     # "It is really 20."
-    rf"\b(?:it|that)(?:'s| is| equals)(?: really| actually| now| just)? {_FIGURE}"
-    r"(?= ?(?:[!?\n]|dollars|$))",
+    r"\b(?:it|that)(?:'s| is| equals| (?:may|might|could) be)(?: really| actually| now| just)?"
+    rf" {_FIGURE}(?= ?(?:[!?\n]|dollars|$))",
     # "\boxed{18}, 20", "\boxed{18} = 20"
     rf"\A[ $]*(?:[,;&|=]|and\b|to\b) *{_FIGURE}(?=\s*(?:$|[\n!?)]))",
 ]

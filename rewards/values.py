@@ -196,6 +196,8 @@ _AREA_UNIT = re.compile(
     r"(?:(?<=[A-Za-z])\s*(?:\^ ?\{?[23]\}?|[²³])|(?:(?<=[ckdm]m)|(?<= m)|(?<=ft))[23])"
     r"(?!\w|\s*=)"
 )
+# "x_1 = 18" and "x_{12} = 18": the index is a part of the name.
+_INDEX = re.compile(r"(?<![\w.])([A-Za-z])_(?:[0-9]|\{[0-9]{1,3}\})(?=\s*=)")
 
 
 def _simplify(text: str) -> str:
@@ -206,6 +208,7 @@ def _simplify(text: str) -> str:
         text = _plain_characters(text)
     if any((ch < " " and ch not in "\t\n\r\f\v") or "\ud800" <= ch <= "\udfff" for ch in text):
         raise _NotOneValueError("the answer holds control characters")
+    text = _INDEX.sub(r"\1", text)
     if "\\" in text or "{" in text:
         text = _without_latex(text)
     text = _AREA_UNIT.sub("", text)
@@ -226,6 +229,8 @@ def _plain_characters(text: str) -> str:
 
 # Replacements are two spaces wide wherever one space could join "1" and "200" to 1,200.
 _LATEX_CHARACTERS = [
+    ("\\text{,}", ","),
+    ("\\text{-}", "-"),
     ("{,}", ","),
     ("\\!", ""),
     ("\\,", " "),
@@ -233,6 +238,7 @@ _LATEX_CHARACTERS = [
     ("\\$", "$"),
     ("\\%", "%"),
     ("\\#", "#"),
+    ("\\pounds", "£"),
     ("\\times", " * "),
     ("\\cdot", " * "),
     ("\\div", " / "),
@@ -241,13 +247,15 @@ _LATEX_CHARACTERS = [
     ("^{\\circ}", "°"),
 ]
 _LATEX_SPACING = re.compile(
-    r"\\(?:[;:()\[\]]|(?:quad|qquad|left|right|displaystyle|large|Large|bf|rm|therefore|implies"
-    r"|Rightarrow|rightarrow)(?![A-Za-z]))"
+    r"\\(?:[;:()\[\]]|(?:quad|qquad|left|right|displaystyle|large|Large|LARGE|huge|Huge|bf|rm"
+    r"|therefore|implies|Rightarrow|rightarrow)(?![A-Za-z]))"
+    # White would hide what it colours.
+    r"|\\(?:text)?color\s*\{(?!white)[a-z]+\}"
 )
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}")
 _LATEX_WRAPPER = re.compile(
-    r"\\(?:boxed|fbox|mbox|text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf"
-    r"|operatorname|emph|underline|bm)\s*(?=\{)"
+    r"\\(?:boxed|fbox|mbox|text|textbf|textit|textrm|textsf|texttt|textnormal|mathrm|mathbf|mathit"
+    r"|mathsf|operatorname|emph|underline|bm)\s*(?=\{)"
 )
 
 
@@ -265,7 +273,8 @@ def _without_latex(text: str) -> str:
 
 _HTML = re.compile(r"</?(?:b|i|u|em|strong|code|p|br|span) ?/?>")
 _BULLET = re.compile(r"\s*(?:[*•‣]|#{1,6})\s+(?=\S)")
-_OPENING_MARK = re.compile(r"(?<![^\s(\[\"':$])[*_`]{1,3}(?=[^\s*_`])")
+# Behind the quotation mark that ends a word, "'x'*18", an asterisk multiplies.
+_OPENING_MARK = re.compile(r"(?<![^\s(\[\"':$])(?<!\w[\"'])[*_`]{1,3}(?=[^\s*_`])")
 _CLOSING_MARK = re.compile(r"(?<=[^\s*_`])[*_`]{1,3}(?![^\s.,;:!?)\]\"'$%])")
 _FENCE = re.compile(r"```[a-z]*\s")
 _FORBIDDEN_SIGN = re.compile(
@@ -288,7 +297,7 @@ def _without_markup(text: str) -> str:
 # --- numbers written in digits ------------------------------------------------------------------
 
 _CURRENCY = (
-    r"(?:(?<![A-Za-z])(?:US|CA|AU|NZ|HK|[SRCA])?\$|[€£¥₹₽₩₪¢₫₴₦฿]"
+    r"(?:(?<![A-Za-z])(?:US|CA|AU|NZ|HK|[SRCA])?\$|[€£¥₹₽₩₪¢₫₴₦₱฿]"
     r"|(?<![A-Za-z])(?:USD|EUR|GBP|CAD|AUD|INR|JPY|CNY|RMB|CHF|Rs\.?))"
 )
 _NUMBER = re.compile(
@@ -318,7 +327,7 @@ _ALLOWED_BEFORE = " \t\n\r\f\v([\"':=#~,;*_$→⇒•№"
 _ALLOWED_AFTER = re.compile(
     rf"""$ | \s | [;!?%°"\])}}=~] | [,:'](?![0-9]) | [*_]+(?![\w(]) | \.(?![.0-9])
       | [\u2600-\u2775\U0001f300-\U0001faff] | {_UNSPACED.pattern}
-      | -\s?[^\W\d_] | /\s?(?:[A-Za-z]{{2,}}|[mgshldL]\b) | {_CURRENCY}
+      | -\s?[^\W\d_] | /\s*(?:[A-Za-z]{{2,}}|[mgshldL]\b) | {_CURRENCY}
       | (?!ish\b|[eE]\d)[^\W\d_]{{2,}}(?![0-9_]) | [mgshlLdCF](?![\w])""",
     re.VERBOSE,
 )
@@ -442,20 +451,35 @@ def _fits(group: int, value: int, total: int) -> bool:
 
 # Matched against the skeleton: lower case, every number a lone 0. The patterns stay close to the
 # number, because "12 wrong answers" and "the difference between them is 12" are fine.
+_DENIAL = (
+    # Before the number; after it, only where it denies the number: "18 girls are not there".
+    r"(?:\bnot\b(?! (?:sure|certain|counting|including)\b)|n't\b"
+    r"|\b(?:never|neither|nor|cannot)\b)(?s:.*)0"
+    r"|0\W+(?:\w+ ){0,3}?(?:not|never|cannot|\w+n't)\b(?=\W*$| (?:quite |be ){0,2}"
+    r"(?:right|correct|true|valid|(?:the |my |an )(?:\w+ )?(?:answer|result|value|number)))"
+    r"|\bnone\b|\bno\s+(?:\w+\s+){0,2}0"
+    r"|\b(?:is|was|are|be|'s) (?:\w+ )?(?:wrong|incorrect|false|untrue)\b"
+    r"|\((?:wrong|incorrect|false)\)"
+    r"|\b(?:wrong|incorrect|false) (?:answer|result|value|number)\b"
+    r"|\b(?:anything|everything|all) (?:but|except)\b"
+    r"|\b(?:except|instead of|rather than|other than|far from|unlike)\s+(?:\w+\s+){0,3}0"
+)
+# A "not" that denies something else. It says what is counted: "students who did not pass: 18",
+# "the money she didn't spend is 18", "eggs not eaten: 18"; or it stands in the reason given first:
+# "Since he cannot buy half a can, he needs 18."
+_AUXILIARY = r"(?:do|does|did|are|were|have|has|had|can|could|will|would)"
+_OTHER_DENIAL = re.compile(
+    rf"(?:\b(?:who|which|that) (?:[a-z]+ ){{0,2}}?(?:{_AUXILIARY}(?:n't| not)|can't|won't|cannot"
+    r"|(?:have |had )?never|(?:are )?neither\b[a-z ]{1,40}\bnor)|\bwho (?:is|was)(?:n't| not)"
+    rf"|\b{_AUXILIARY}(?:n't| not)(?= [a-z]+(?: (?:on|for|with|at|in)(?: [a-z]+)?| yet)?"
+    r" (?:is|was)\b)"
+    r"|(?<!\bis )(?<!\bare )(?<!\bwas )(?<!\bwere )(?<!\bbe )(?<!\bbeen )(?<!'s )(?<!'re )"
+    r"\bnot(?= [a-z]+(?:ed|en|ing)\b))"
+    r"(?! (?:right|correct|true|valid|accurate|think|believe|say|the|an?|it|be(?= ?[:=]))\b)"
+    r"(?=[a-z' -]{1,80}(?:\b(?:is|are|was|were|equals)|[:=])[\s$]*0)"
+    r"|\A(?:since|because|as) [a-z' -]{1,80},(?= [a-z])"
+)
 _WORDING = [
-    (
-        "the answer is negated",
-        # Before the number; after it, only where it denies the number: "18 girls are not there".
-        r"(?:\bnot\b(?! (?:sure|certain|counting|including)\b)|n't\b)(?s:.*)0"
-        r"|0\W+(?:\w+ ){0,3}?(?:not|\w+n't)\b(?=\W*$| (?:quite )?(?:right|correct|true|valid"
-        r"|(?:the |my |an )(?:\w+ )?(?:answer|result|value|number)))"
-        r"|\b(?:never|none|nor|neither|cannot)\b|\bno\s+(?:\w+\s+){0,2}0"
-        r"|\b(?:is|was|are|be|'s) (?:\w+ )?(?:wrong|incorrect|false|untrue)\b"
-        r"|\((?:wrong|incorrect|false)\)"
-        r"|\b(?:wrong|incorrect|false) (?:answer|result|value|number)\b"
-        r"|\b(?:anything|everything|all) (?:but|except)\b"
-        r"|\b(?:except|instead of|rather than|other than|far from|unlike)\b",
-    ),
     (
         "the answer names alternatives",
         r"\bor\s+(?:\w+\s+){0,2}0|0,? or\b(?! so\b)|\bor\W*$|\beither\s+(?:\w+\s+)?0"
@@ -463,7 +487,10 @@ _WORDING = [
     ),
     (
         "the answer is a bound, not a value",
-        r"\bat (?:least|most)\b|\bup to\b|\b(?:than|between)\s+(?:\w+\s+)?0"
+        r"\bat (?:least|most)\b(?! (?:once|twice)\b)|\bupwards of\b"
+        # Things add up to 18, and it takes time to catch up to others.
+        r"|(?<!\badd )(?<!\badds )(?<!\bsum )(?<!\bsums )(?<!\bcatch )(?<!\bsign )\bup to\b"
+        r"|\b(?:than|between)\s+(?:\w+\s+)?0"
         r"|\b(?:over|under|above|below|beyond|almost|nearly|within|exceed(?:s|ing)?)"
         r"\s+(?:the\s+|an?\s+)?0"
         r"|\bfrom 0 ?$|\band (?:up|above|over|more|below|under|less)\W*$"
@@ -479,7 +506,7 @@ _WORDING = [
     (
         "the answer is a placeholder",
         r"\bgoes here\b|\b(?:answer|number|integer|value|result)[ _]here\b|\bplaceholder\b"
-        r"|\b(?:insert|fill in)\b",
+        r"|\binsert\b|\bfill in (?:(?:the|your|an?) )?(?:answer|number|value|result|blanks?|0)",
     ),
     (
         "the answer gives instructions to the grader",
@@ -488,7 +515,8 @@ _WORDING = [
         r"|\bfull (?:marks?|credit|score|points)\b|\b(?:max|maximum) reward\b"
         r"|\b(?:give|assign|grant|set|return|output) (?:\w+ ){0,2}(?:reward|credit|correct|true)\b"
         r"|\b(?:mark|count|treat|accept|consider|score|grade|rate|judge|award)"
-        r" (?:this|it|me|my|as|the answer|correct)\b|\baccept (?:any|all|every|both)\b",
+        r" (?:this|it|me|my|as|the answer|correct)\b|\baccept (?:any|all|every|both)\b"
+        r"|\bif (?:the )?(?:gold|reference|expected|target)\b",
     ),
 ]
 # "-x = 18" gives x the other sign.
@@ -498,7 +526,7 @@ _ARITHMETIC = (
     "the answer is unevaluated arithmetic",
     r"\b(?:twice|thrice|double|triple|quadruple)\s+(?:\w+\s+)?0"
     r"|\b0\s+(?:twice|doubled|tripled|squared|cubed|factorial|plus|minus)\b|\bplus\s+0"
-    r"|\b(?:square|cube) root\b|\+|[*/][\s(]*0|0\s*[xyn]\b"
+    r"|\b(?:square|cube) root\b|\+|[*/][\s(]*0|0\s*(?:[xyn]|pi|sin|cos|ln|sqrt)\b"
     # A minus that a bracket or a mark parts from its number: "-(12)".
     r"|(?:^|[=:()])\s*-\W*0"
     # What a bracket multiplies or divides: "(18)/x".
@@ -509,6 +537,8 @@ _ARITHMETIC = (
 def _refuse_by_wording(skeleton: str, rules: list[tuple[str, str]]) -> None:
     if sign := _FORBIDDEN_SIGN.search(skeleton):
         raise _NotOneValueError(f"the answer holds {sign[0]!a}")
+    if re.search(_DENIAL, _OTHER_DENIAL.sub("", skeleton)):
+        raise _NotOneValueError("the answer is negated")
     for reason, pattern in rules:
         if re.search(pattern, skeleton):
             raise _NotOneValueError(reason)
@@ -527,7 +557,7 @@ _UNIT = re.compile(r"/? ?[^\W\d_]+|[%°:]|[.,]?\s*$")
 def _equation_value(text: str) -> Number | None:
     """The value of "9 * 2 = 18", if that is true and says no more; None for any other text."""
     text = re.sub(rf"{_CURRENCY}|(?<=[0-9]),(?=[0-9]{{3}}(?![0-9]))", "", text)
-    text = re.sub(r"(?<=[0-9]) *(?:[xX]|times) *(?=[0-9])", "*", text)
+    text = re.sub(r"(?<=[0-9]) *(?:[xX]|times) *(?=[0-9])|(?<=[0-9)]) *(?=\()", "*", text)
     if _NO_UNIT.search(text) or _WORD_RUN.search(text.lower()):
         return None
     sides = [_UNIT.sub(" ", side).strip() for side in text.split("=")]
