@@ -101,6 +101,12 @@ class StopStrings:
         """
         return StoppingCriteriaList([_AtStopString(self, prompt_T)] if self.strings else [])
 
+    def vllm_settings(self) -> dict[str, Any]:
+        """The same as arguments of vLLM's `SamplingParams`, as far as vLLM goes by text."""
+        if not self.strings:
+            return {}
+        return {"stop": list(self.strings), "include_stop_str_in_output": True}
+
     def _newest_completes(self, ids: Sequence[int]) -> bool:
         visible = (token for token in reversed(ids) if token in self._visible)
         tail = self._decode(list(islice(visible, self._tail_T))[::-1])

@@ -106,6 +106,8 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._outcome = self._index_of_outcome()
         self.mask_truncated_completions: bool
         self._stops = StopStrings(self._tokenizer, stop_strings(self.train_dataset))
+        if self.use_vllm:  # vllm_generation.py:672 and 627 hand these to `SamplingParams`
+            self.vllm_generation.generation_kwargs |= self._stops.vllm_settings()
         self._log_probs_BT: torch.Tensor  # of the last forward pass
         self._scores_BR: torch.Tensor  # what the rewards said
         self._rewards_BR: torch.Tensor  # what the advantages are made of

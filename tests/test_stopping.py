@@ -1,5 +1,6 @@
 """Stop strings: a row ends with the first token that brings one into its decoded text."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -222,6 +223,23 @@ def test_special_tokens_are_no_text_where_transformers_takes_them_for_it(
 
 
 # Texts of the tiny models, of one token and of several, also where a longer token ends them.
+def test_the_same_for_vllm() -> None:
+    tokenizer = byte_level()
+    assert StopStrings(tokenizer, []).vllm_settings() == {}
+    assert StopStrings(tokenizer, ["</answer>"]).vllm_settings() == {
+        "stop": ["</answer>"],
+        "include_stop_str_in_output": True,
+    }
+
+
+def test_trl_still_hands_generation_kwargs_to_vllm() -> None:
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    source = inspect.getsource(VLLMGeneration.generate)
+    assert "generation_kwargs.update(self.generation_kwargs)" in source
+    assert "SamplingParams(**generation_kwargs)" in source
+
+
 OF_THE_MODEL = {"tiny_llama": ["H2", "12201", " egg0"], "tiny_qwen": ["beads0", "1317", "tick2"]}
 FAMILIES = pytest.mark.parametrize("family", list(OF_THE_MODEL))
 
