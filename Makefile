@@ -20,7 +20,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model quickstart test check format clean
+.PHONY: help setup model quickstart smoke test check format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,21 @@ quickstart: model  ## train on the word problems in quickstart/, evaluate before
 	@echo "adapter  $(OUT)/adapter"
 	@echo "picture  $(OUT)/reward_curve.png"
 	@echo "report   $(OUT)/report.html"
+
+# One of each recipe family, one after another. As with the quickstart, each goes into a folder that
+# is free. `make smoke DATA=my_problems` takes the problems of a folder, file or hub name.
+SMOKE := xml r1-zero-on-policy r1-zero-off-policy dr-grpo boxed
+
+smoke: model  ## train a few steps of each recipe family; DATA=folder for other problems
+	@for family in $(SMOKE); do \
+		run=runs/smoke-$$family; n=2; \
+		while [ -e $$run ]; do run=runs/smoke-$$family-$$n; n=$$((n + 1)); done; \
+		echo "run directory: $$run"; \
+		OMP_NUM_THREADS=$(THREADS) $(HUGE_PAGES) $(BIN)/accelerate launch \
+			--config_file configs/accelerate/one_device.yaml \
+			train.py --config configs/smoke-$$family.yaml --output_dir $$run \
+			$(if $(DATA),--dataset_name "$(DATA)") || exit 1; \
+	done
 
 test: $(READY)  ## run all tests
 	$(BIN)/python -m pytest

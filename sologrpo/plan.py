@@ -1,6 +1,6 @@
 """The plan of a run, printed before anything is loaded that costs time."""
 
-from math import ceil
+from math import ceil, gcd, lcm
 
 from datasets import Dataset
 from rich.console import Console
@@ -77,9 +77,24 @@ def check_fills_a_batch(args: SoloGRPOConfig, n_prompts: int) -> None:
     needed = _prompts_of_a_batch(args)
     if n_prompts < needed:
         raise InputError(
-            f"{n_prompts} training rows do not fill a generation batch of {needed} prompts: give "
-            "more rows, or lower per_device_train_batch_size or gradient_accumulation_steps"
+            f"{n_prompts} training rows do not fill a generation batch of {needed} prompts "
+            f"({args.generation_batch_size} completions / num_generations {args.num_generations}): "
+            f"give at least {needed} rows, or {_batch_that_fits(args, n_prompts)}"
         )
+
+
+def _batch_that_fits(args: SoloGRPOConfig, n_prompts: int) -> str:
+    """The largest settings under which so many prompts fill a generation batch."""
+    completions, step = n_prompts * args.num_generations, _completions_of_a_step(args)
+    whole = lcm(step, args.num_generations)
+    if whole <= completions:
+        return f"set generation_batch_size {completions // whole * whole}"
+    per_size = step // args.per_device_train_batch_size
+    unit = args.num_generations // gcd(args.num_generations, per_size)
+    size = completions // per_size // unit * unit
+    if not size:
+        return f"lower gradient_accumulation_steps {args.gradient_accumulation_steps}"
+    return f"set per_device_train_batch_size {size} and generation_batch_size {size * per_size}"
 
 
 def optimizer_steps(args: SoloGRPOConfig, n_prompts: int) -> int:
