@@ -88,10 +88,7 @@ def pack_by_tokens(
     """
 
     def tokens(batch: list[int]) -> int:
-        prompt_T = max(lengths[row][0] for row in batch)
-        completion_T = max(lengths[row][1] for row in batch)
-        n_prompts = len(batch) if prompts is None else len({prompts[row] for row in batch})
-        return n_prompts * prompt_T + len(batch) * completion_T
+        return padded_tokens(batch, lengths, prompts)
 
     def units() -> Iterator[list[int]]:
         """What is better not torn apart: the rows of one prompt, or single rows."""
@@ -110,6 +107,16 @@ def pack_by_tokens(
         batch = batch + unit
     if batch:
         yield batch
+
+
+def padded_tokens(
+    batch: list[int], lengths: list[tuple[int, int]], prompts: list[int] | None = None
+) -> int:
+    """Tokens that a pass over these rows computes; for the arguments see `pack_by_tokens`."""
+    prompt_T = max(lengths[row][0] for row in batch)
+    completion_T = max(lengths[row][1] for row in batch)
+    n_prompts = len(batch) if prompts is None else len({prompts[row] for row in batch})
+    return n_prompts * prompt_T + len(batch) * completion_T
 
 
 def select_and_trim(inputs: Batch, rows: list[int]) -> Batch:

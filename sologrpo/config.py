@@ -22,12 +22,21 @@ from trl import GRPOConfig, ModelConfig, TrlParser
 from rewards import name_of_spec
 from sologrpo.advantages import OUTCOME_GATES, TRL_EPSILON
 from sologrpo.device import fast_dtype
+from sologrpo.engines import SAMPLING_ENGINES
 from sologrpo.errors import InputError
 from sologrpo.prompts import PROMPT_FORMATS
 
 # Names inside a run directory that more than one module relies on.
 RUN_CONFIG = "config.yaml"
 ADAPTER = "adapter"
+
+# The forms in which an adapter and its base model can be put together. Each computes something
+# else, so each is another model (docs/evaluation.md).
+MERGED, MERGED_DEQUANTISED, BESIDE = "merged", "merged_dequantised", "adapter"
+BESIDE_NF4, MERGED_REQUANTISED = "nf4_adapter", "merged_requantised"
+PRECISIONS = (MERGED, MERGED_DEQUANTISED, BESIDE, BESIDE_NF4, MERGED_REQUANTISED)
+
+EVALUATION_ENGINES = ("transformers", "continuous")
 
 # Defaults that suit one GPU and LoRA; TRL's own are for full fine-tuning on a cluster.
 # A recipe in configs/ names only what differs from these.
@@ -180,6 +189,16 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
         metadata={"help": "Replace groups without signal by groups of other prompts, in at most "
                   "so many further rounds of sampling a generation batch"},
     )  # fmt: skip
+    sampling_engine: str = field(
+        default="auto",
+        metadata={"help": "How completions are sampled; auto: the fastest that agrees with the "
+                  "trainer", "choices": ["auto", *SAMPLING_ENGINES]},
+    )  # fmt: skip
+    sampling_token_budget: int | None = field(
+        default=None,
+        metadata={"help": "Tokens (padding counted) of prompts and completions that are sampled at "
+                  "once (default: what fits into memory)"},
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Choose the device, then check the batch arithmetic before TRL does."""
@@ -193,6 +212,7 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
                 f"{self.n_gpu} GPUs are visible to one process: set CUDA_VISIBLE_DEVICES=0, or "
                 "start one process a GPU with accelerate launch --num_processes"
             )
+        self._check_sampling()
         if self.outcome_gate not in OUTCOME_GATES:  # argparse checks the command line, not the file
             raise InputError(f"unknown outcome_gate {self.outcome_gate!r}: group or completion")
         if self.max_resample_rounds and self.world_size > 1:
@@ -204,6 +224,28 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
             raise InputError(
                 "max_resample_rounds needs advantages that are made group by group: scale_rewards "
                 "group or none, multi_objective_aggregation sum_then_normalize"
+            )
+
+    def _check_sampling(self) -> None:
+        engines = ("auto", *SAMPLING_ENGINES)
+        if self.sampling_engine not in engines:  # argparse checks the command line, not the file
+            raise InputError(
+                f"unknown sampling_engine {self.sampling_engine!r}: use one of {', '.join(engines)}"
+            )
+        if self.sampling_token_budget is not None and self.sampling_token_budget < 1:
+            raise InputError(
+                f"sampling_token_budget {self.sampling_token_budget}: give at least 1, or leave it "
+                "out for what fits into memory"
+            )
+        if self.use_vllm and self.sampling_engine != "auto":
+            raise InputError(
+                f"use_vllm and sampling_engine {self.sampling_engine} both say what samples: give "
+                "one"
+            )
+        if self.use_transformers_continuous_batching:
+            raise InputError(
+                "use_transformers_continuous_batching turns the adapter to bf16 for good: set "
+                "sampling_engine: continuous instead"
             )
 
     def _choose_dtype(self) -> None:
@@ -411,15 +453,39 @@ class EvaluationArguments:
     baseline: bool = field(
         default=True, metadata={"help": "Evaluate the base model first, for comparison"}
     )
-    merge_into: str = field(
-        default="trained",
+    precision: str | None = field(
+        default=None,
         metadata={
-            "help": "Merge the adapter into the weights it was trained on (dequantised NF4 for a "
-            "4-bit run), or into the original ones",
-            "choices": ["trained", "original"],
+            "help": "Form of the weights: merged (into the unquantised base), merged_dequantised "
+            "(into the dequantised NF4 base), adapter (beside the unquantised base), nf4_adapter "
+            "(beside the NF4 base), merged_requantised (to NF4 again)",
+            "choices": list(PRECISIONS),
         },
     )
-    save_merged: str | None = field(default=None, metadata={"help": "Save the merged model here"})
+    compare_precisions: bool = field(
+        default=False, metadata={"help": "Evaluate the adapter in every precision, and compare"}
+    )
+    engine: str = field(
+        default="transformers",
+        metadata={"help": "What generates: our loop on transformers, or transformers' own "
+                  "continuous batching", "choices": list(EVALUATION_ENGINES)},
+    )  # fmt: skip
+    num_samples: int = field(
+        default=0,
+        metadata={"help": "Also draw so many completions a problem, for pass@k and maj@k"},
+    )
+    temperature: float = field(default=1.0, metadata={"help": "Of those completions"})
+    top_p: float = field(default=1.0, metadata={"help": "Of those completions"})
+    resume: bool = field(
+        default=False, metadata={"help": "Go on with an evaluation that was interrupted"}
+    )
+    regrade: str | None = field(
+        default=None,
+        metadata={"help": "Judge the completions of this records.jsonl again, without a model"},
+    )
+    write: bool = field(
+        default=False, metadata={"help": "With regrade: put the new verdicts into the files"}
+    )
     dataset_name: str | None = field(default=None, metadata={"help": "As in train.py"})
     dataset_config: str | None = field(default=None, metadata={"help": "As in train.py"})
     dataset_test_split: str | None = field(default=None, metadata={"help": "As in train.py"})
@@ -430,7 +496,9 @@ class EvaluationArguments:
     limit: int | None = field(
         default=None, metadata={"help": "Evaluate so many problems only, chosen by the seed"}
     )
-    seed: int = field(default=0, metadata={"help": "Seed of the choice of problems"})
+    seed: int = field(
+        default=0, metadata={"help": "Seed of the choice of problems, and of sampling"}
+    )
     output_dir: str | None = field(
         default=None, metadata={"help": "Where eval/<label>/ goes (default: the run directory)"}
     )
@@ -448,16 +516,41 @@ class EvaluationSettings:
     baseline: bool
     adapter: Path | None
     model: ModelConfig
+    trained_in_4bit: bool
+    precision: str
+    compare_precisions: bool
     data: RunArguments
-    save_merged: str | None
     max_completion_length: int
     limit: int | None
     seed: int
+    engine: str
+    num_samples: int
+    temperature: float
+    top_p: float
+    resume: bool
     trust_remote_code: bool
 
+    @property
+    def trained_precision(self) -> str:
+        """The form in which the adapter was trained."""
+        return BESIDE_NF4 if self.trained_in_4bit else BESIDE
 
-def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
+    def label_of(self, precision: str) -> str:
+        """The default label of the trained model in this precision.
+
+        Another form of the weights is another model: its results stand beside, not over.
+        """
+        usual = MERGED_DEQUANTISED if self.trained_in_4bit else MERGED
+        return "trained" if precision == usual else f"trained-{precision}"
+
+
+def parse_evaluation(argv: Sequence[str], merge_into: str | None = None) -> EvaluationSettings:
     """Parse the command line of `evaluate.py` and fill it from the run's resolved config.
+
+    Args:
+        argv: without the flags of an export.
+        merge_into: what the export merges into; `original` is then also what is evaluated, if
+            `--precision` does not say otherwise.
 
     Raises:
         InputError: for an unknown key, or if there is neither a run nor a model.
@@ -474,15 +567,17 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     adapter = args.adapter or (str(Path(args.run) / ADAPTER) if args.run else None)
     model = ModelConfig(**_fields_of(ModelConfig, saved))
     model.model_name_or_path = args.model or saved.get("model_name_or_path")
-    if args.merge_into == "original" or not saved:
-        model.load_in_4bit = False
     model.dtype = model.dtype if saved else "auto"
+    trained_in_4bit = bool(saved.get("load_in_4bit", False))
     data = RunArguments(**_fields_of(RunArguments, saved))
     for name in ("dataset_name", "dataset_config", "dataset_test_split", "prompt_format"):
         if getattr(args, name) is not None:
             setattr(data, name, getattr(args, name))
-    # A 4-bit run's original weights are another model: its results stand beside, not over.
-    suffix = "-original" if args.merge_into == "original" and saved.get("load_in_4bit") else ""
+    _check_evaluation(args, adapter)
+    usual = MERGED_DEQUANTISED if trained_in_4bit else MERGED
+    precision = args.precision or (MERGED if merge_into == "original" else usual)
+    # Another form of the weights is another model: its results stand beside, not over.
+    suffix = "" if precision == usual else f"-{precision}"
     default_label = "trained" if adapter else Path(str(model.model_name_or_path)).name
     return EvaluationSettings(
         run=Path(args.run) if args.run else None,
@@ -492,15 +587,54 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
         baseline=args.baseline,
         adapter=Path(adapter) if adapter else None,
         model=model,
+        trained_in_4bit=trained_in_4bit,
+        precision=precision,
+        compare_precisions=args.compare_precisions,
         data=data,
-        save_merged=args.save_merged,
         max_completion_length=args.max_completion_length
         or saved.get("max_completion_length")
         or 512,
         limit=args.limit,
         seed=args.seed,
+        engine=args.engine,
+        num_samples=args.num_samples,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        resume=args.resume,
         trust_remote_code=bool(saved.get("trust_remote_code", False)),
     )
+
+
+def _check_evaluation(args: EvaluationArguments, adapter: str | None) -> None:
+    """Refuse what cannot work, or would silently mean something else."""
+    if args.num_samples < 0:
+        raise InputError(f"num_samples {args.num_samples}: give 1 or more, or leave it out")
+    if args.temperature <= 0:
+        raise InputError(
+            f"temperature {args.temperature}: give more than 0; the greedy answer is always there"
+        )
+    if not 0 < args.top_p <= 1:
+        raise InputError(f"top_p {args.top_p}: give more than 0 and at most 1")
+    if args.max_completion_length is not None and args.max_completion_length < 1:
+        raise InputError(f"max_completion_length {args.max_completion_length}: give at least 1")
+    if not args.num_samples and (args.temperature, args.top_p) != (1.0, 1.0):
+        raise InputError("temperature and top_p are for num_samples: add --num_samples 8")
+    if args.write:
+        raise InputError("--write belongs to --regrade FILE")
+    if args.compare_precisions and not adapter:
+        raise InputError("--compare_precisions compares the forms of an adapter: add --adapter")
+    if args.compare_precisions and (args.precision or args.label):
+        raise InputError(
+            "--compare_precisions goes through all precisions under their own labels: leave "
+            "--precision and --label out"
+        )
+    if args.engine == "continuous" and (
+        args.compare_precisions or args.precision not in (None, MERGED, MERGED_DEQUANTISED)
+    ):
+        raise InputError(
+            "engine continuous needs merged weights (on 4-bit weights it has given garbage): use "
+            "precision merged or merged_dequantised, or engine transformers"
+        )
 
 
 def _fields_of(cls: type, values: dict[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from sologrpo.memory import TokenBudget, release_unused
 from sologrpo.sampling import can_generate_fast, generate_fast
 from sologrpo.stopping import StopStrings
 
@@ -49,25 +52,83 @@ def generate_greedily(
         >>> generate_greedily(model, tokenizer, ids, 32, stop_strings=["9"])
         [Completion(text=' 5, 6, 7, 8, 9', token_count=14, truncated=False)]
     """
+    config = greedy_config(model, tokenizer, max_new_tokens)
+    batches = generate_in_batches(model, tokenizer, prompts, config, token_budget, stop_strings)
+    completions = dict(chain.from_iterable(batches))
+    return [completions[i] for i in range(len(prompts))]
+
+
+def generate_in_batches(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    token_budget: int = 16384,
+    stop_strings: Sequence[str] = (),
+    seed: int = 0,
+) -> Iterator[list[tuple[int, Completion]]]:
+    """Complete every prompt, and hand out each batch as soon as it is done.
+
+    The longest prompts come first, so that the largest batch, and an out-of-memory error, do. A
+    batch that does not fit into memory is tried again in halves; one prompt that does not is an
+    error.
+
+    Args:
+        prompts: token ids; equal neighbours are computed once, which is how to sample several
+            completions of a prompt.
+        config: `greedy_config`, or `sampling_config`.
+        token_budget: tokens (prompt and completion, padding counted) of one batch.
+        stop_strings: text that ends a completion and stays in it.
+        seed: of sampling. Each batch draws its own numbers from it and from how many prompts are
+            left, so that whoever goes on with the rest of the prompts gets the same completions.
+
+    Yields:
+        (index into `prompts`, completion) pairs, one batch at a time.
+    """
     stops = StopStrings(tokenizer, stop_strings)
-    ids = [list(prompt) for prompt in prompts]
-    config = _greedy_config(model, tokenizer, max_new_tokens)
-    completions: list[Completion | None] = [None] * len(prompts)
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
+    budget = TokenBudget(token_budget, "generation")
     was_training = model.training
     model.eval()
     try:
-        for batch in _batches_by_length([len(row) for row in ids], max_new_tokens, token_budget):
-            done = _generate_batch(model, tokenizer, [ids[i] for i in batch], config, stops)
-            for i, completion in zip(batch, done, strict=True):
-                completions[i] = completion
+        while order:
+            width = len(prompts[order[0]]) + int(config.max_new_tokens)
+            batch = order[: max(1, budget.tokens // width)]
+            if config.do_sample:
+                torch.manual_seed(seed + len(order))
+            done: list[Completion] | None = None
+            try:
+                ids = [list(prompts[i]) for i in batch]
+                done = _generate_batch(model, tokenizer, ids, config, stops)
+            except (RuntimeError, MemoryError) as error:
+                budget.halve(error, largest=width * len(batch), rows=len(batch))
+            if done is None:  # behind the except clause: the error holds on to the batch's memory
+                release_unused()
+                continue
+            order = order[len(batch) :]
+            yield list(zip(batch, done, strict=True))
     finally:
         model.train(was_training)
-    return [completion for completion in completions if completion is not None]
 
 
-def _greedy_config(
+def sampling_config(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+) -> GenerationConfig:
+    """Settings for drawing completions, from the whole vocabulary or its likeliest `top_p`."""
+    config = greedy_config(model, tokenizer, max_new_tokens)
+    config.do_sample = True
+    config.temperature, config.top_p, config.top_k = temperature, top_p, 0
+    return config
+
+
+def greedy_config(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int
 ) -> GenerationConfig:
+    """Settings for the likeliest token at every step, whatever the model's own file asks for."""
     return GenerationConfig(
         max_new_tokens=max_new_tokens,
         do_sample=False,
@@ -84,18 +145,6 @@ def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     listed = model.generation_config.eos_token_id
     ids = set(listed if isinstance(listed, list) else [listed]) | {tokenizer.eos_token_id}
     return {int(token) for token in ids if token is not None}
-
-
-def _batches_by_length(
-    lengths: Sequence[int], max_new_tokens: int, token_budget: int
-) -> Iterator[list[int]]:
-    """Longest prompts first, so that the largest batch, and an out-of-memory error, come first."""
-    order = sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True)
-    start = 0
-    while start < len(order):
-        size = max(1, token_budget // (lengths[order[start]] + max_new_tokens))
-        yield order[start : start + size]
-        start += size
 
 
 def _generate_batch(
@@ -115,16 +164,17 @@ def _generate_batch(
         output_ids = model.generate(**inputs, generation_config=config, stopping_criteria=criteria)
     end_ids = set(config.eos_token_id)
     return [
-        _completion(row, tokenizer, end_ids, stops) for row in output_ids[:, prompt_T:].tolist()
+        completion_of(row, tokenizer, end_ids, stops) for row in output_ids[:, prompt_T:].tolist()
     ]
 
 
-def _completion(
+def completion_of(
     token_ids: list[int],
     tokenizer: PreTrainedTokenizerBase,
     end_ids: set[int],
     stops: StopStrings,
 ) -> Completion:
+    """Cut generated tokens where the completion ends, and decode it."""
     end = next((i + 1 for i, token in enumerate(token_ids) if token in end_ids), None)
     # The stop string comes first if there are both: behind it there is only padding.
     stop = stops.length(token_ids[:end])

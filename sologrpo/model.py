@@ -15,6 +15,7 @@ from trl import ModelConfig, get_quantization_config
 
 from sologrpo.device import describe_device, fast_dtype
 from sologrpo.errors import InputError
+from sologrpo.memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
             trust_remote_code=trust_remote_code,
         )
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise InputError(
             f"{model_args.model_name_or_path} does not fit into memory ({describe_device()}): "
@@ -99,12 +100,6 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
         raise _cannot_load(str(model_args.model_name_or_path), error) from error
     keep_nf4_trainable(model)
     return model
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    # On CPU torch raises a bare RuntimeError: "DefaultCPUAllocator: can't allocate memory".
-    is_typed = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return is_typed or "can't allocate memory" in str(error)
 
 
 def _cannot_load(name_or_path: str, error: BaseException) -> InputError:

@@ -13,11 +13,11 @@ import math
 import os
 import random
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import trl.trainer.utils as trl_utils
@@ -39,6 +39,7 @@ from sologrpo.advantages import (
 )
 from sologrpo.batches import (
     pack_by_tokens,
+    padded_tokens,
     prompt_of_row,
     replace_rows,
     row_lengths,
@@ -52,15 +53,19 @@ from sologrpo.checkpoints import (
 )
 from sologrpo.config import SoloGRPOConfig
 from sologrpo.data import stop_strings
+from sologrpo.engines import TEST_ROWS, Request, Sampler, check_vllm
 from sologrpo.errors import InputError
 from sologrpo.evaluation import evaluate_greedily
+from sologrpo.memory import TokenBudget, release_unused
 from sologrpo.model import keep_trainable_in_fp32
 from sologrpo.progress import StepMeter, timed
 from sologrpo.prompt_tree import build_prompt_trees
-from sologrpo.sampling import can_generate_fast, generate_fast, merged_where_exact
+from sologrpo.sampling import Sampled, can_generate_fast
 from sologrpo.stopping import StopStrings
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 # Loss types of `_compute_loss` (grpo_trainer.py:3175-3210) that are sums over rows, by how they
 # are normalised: over the tokens of the whole generation batch, or over the rows of the call.
@@ -91,8 +96,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> None:
         if args is None:
             args = SoloGRPOConfig()
-        self.stock_reason = why_not_packed(args)
-        self._micro_batch_size: int = args.per_device_train_batch_size
+        self.stock_reason = why_not_packed(args, kwargs.get("train_dataset"))
         if self.stock_reason is None:
             args = _whole_optimizer_batch(args)
         else:
@@ -106,11 +110,15 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._outcome = self._index_of_outcome()
         self.mask_truncated_completions: bool
         self._stops = StopStrings(self._tokenizer, stop_strings(self.train_dataset))
+        self._sampler = self._make_sampler()
+        self._vllm_is_checked = False
         if self.use_vllm:  # vllm_generation.py:672 and 627 hand these to `SamplingParams`
             self.vllm_generation.generation_kwargs |= self._stops.vllm_settings()
         self._log_probs_BT: torch.Tensor  # of the last forward pass
+        self._skips_old_log_probs = False
         self._scores_BR: torch.Tensor  # what the rewards said
         self._rewards_BR: torch.Tensor  # what the advantages are made of
+        self._token_budget = TokenBudget(args.train_token_budget, "training")
         # Other attention implementations take no mask of our own.
         attention = self.accelerator.unwrap_model(self.model).config._attn_implementation
         self._shares_prompts = args.share_prompts and attention == "sdpa"
@@ -208,6 +216,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _sample_groups(self, inputs: list[dict[str, Any]]) -> tuple[dict[str, Any], torch.Tensor]:
         """TRL's batch with exact advantages, and which of its groups carry no signal, (P,)."""
         output: dict[str, Any] = self._score_with_truncated_masked(inputs)
+        self._compare_with_sampler(output)
         G, weights_R = self.num_generations, self.reward_weights.to(self._rewards_BR.device)
         degenerate_P = degenerate_groups(self._rewards_BR, weights_R, G)
         if self.multi_objective_aggregation == "sum_then_normalize":
@@ -281,10 +290,10 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Backward micro-batch by micro-batch; return the loss of the last, with the sum's value.
+        """Backward micro-batch by micro-batch; return the value of their sum, with nothing behind.
 
-        `Trainer.training_step` calls backward once more, on what is returned: the last micro-batch
-        still has its graph, the others are done and enter as a detached number.
+        `Trainer.training_step` calls backward once more, on what is returned: that is a number
+        without a graph to the parameters.
         """
         lengths = row_lengths(inputs)
         if self.stock_reason is not None or not self.model.training:
@@ -300,29 +309,31 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             return _zero_loss(model)
         # Other processes wait for this one in the wrapped model's forward and backward pass, to
         # average the gradients: a row without advantage goes there, and adds nothing.
-        loss, logs = self._backward_all_but_last(model, inputs, rows or [0])
+        value, logs = self._within_memory(
+            lambda batches: self._backward(model, inputs, batches), rows or [0], inputs
+        )
         self._log_micro_batches(logs if rows else [])
-        return loss
+        return value + torch.zeros_like(value, requires_grad=True)
 
-    def _backward_all_but_last(
-        self, model: torch.nn.Module, inputs: dict[str, Any], rows: list[int]
+    def _backward(
+        self, model: torch.nn.Module, inputs: dict[str, Any], batches: list[list[int]]
     ) -> tuple[torch.Tensor, list[MicroBatchLog]]:
-        """The loss, whose graph is that of the last micro-batch, and what each of them logged."""
+        """The sum of the losses, detached, and what each micro-batch logged."""
+        model.zero_grad()  # what an attempt left that ran out of memory
         n_rows = inputs["completion_ids"].size(0)
         logs = []
-        done = torch.zeros((), device=inputs["completion_ids"].device)
-        *others, last = self._micro_batches(rows, inputs)
-        for batch in [*others, last]:
+        value = torch.zeros((), device=inputs["completion_ids"].device)
+        for batch in batches:
             # Processes differ in the number of micro-batches: only in the last do they meet.
-            with nullcontext() if batch is last else self.accelerator.no_sync(model):
+            last = batch is batches[-1]
+            with nullcontext() if last else self.accelerator.no_sync(model):
                 loss, log = self._loss_and_log(model, select_and_trim(inputs, batch))
-            logs.append(log)
-            if self.loss_type in ROW_NORMALISED:
-                loss = loss * len(batch) / n_rows
-            if batch is not last:
+                if self.loss_type in ROW_NORMALISED:
+                    loss = loss * len(batch) / n_rows
                 self.accelerator.backward(loss)
-                done += loss.detach()
-        return loss + done, logs
+            value += loss.detach()
+            logs.append(log)
+        return value, logs
 
     def _loss_and_log(
         self, model: torch.nn.Module, inputs: dict[str, Any]
@@ -340,7 +351,10 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._metrics["train"] = shared
             del accelerator.reduce, accelerator.gather
         metrics = {name: value for name, (value,) in own.items()}
-        metrics |= _describe_ratios(self._ratios_to_old_policy(inputs))
+        ratios_T = self._ratios_to_old_policy(inputs)
+        metrics |= _describe_ratios(ratios_T)
+        if not self._sampler.is_exact:
+            metrics["sampling/kl"] = -ratios_T.log().mean().item()
         rows, tokens = len(inputs["completion_ids"]), int(inputs["completion_mask"].sum())
         return loss, MicroBatchLog(rows, tokens, metrics)
 
@@ -361,10 +375,22 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         ratios_BT: torch.Tensor = (self._log_probs_BT - old_BT).exp()
         return ratios_BT[mask_BT]
 
-    def _micro_batches(self, rows: list[int], inputs: dict[str, Any]) -> Iterator[list[int]]:
+    def _within_memory(
+        self, run: Callable[[list[list[int]]], Result], rows: list[int], inputs: dict[str, Any]
+    ) -> Result:
+        """Run over rows packed by tokens; where memory runs out, again in smaller passes."""
+        lengths = row_lengths(inputs)
         prompts = prompt_of_row(inputs) if self._shares_prompts else None
-        budget = self.args.train_token_budget
-        return pack_by_tokens(rows, row_lengths(inputs), budget, prompts)
+        while True:
+            batches = list(pack_by_tokens(rows, lengths, self._token_budget.tokens, prompts))
+            try:
+                return run(batches)
+            except Exception as error:
+                if torch.is_grad_enabled() and self.accelerator.num_processes > 1:
+                    raise  # the others wait for the gradients of this very pass
+                largest = max(padded_tokens(batch, lengths, prompts) for batch in batches)
+                self._token_budget.halve(error, largest, max(map(len, batches)))
+            release_unused()  # here, where the error no longer holds what the pass had computed
 
     def _rows_that_train(self, inputs: dict[str, Any]) -> list[int]:
         """Rows that can change the gradient: with a KL term all do, otherwise advantage != 0."""
@@ -381,26 +407,104 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         attention_mask: torch.Tensor,
         logits_to_keep: int,
         batch_size: int | None = None,
+        compute_entropy: bool = False,
         **kwargs: Any,
     ) -> Any:
-        # grpo_trainer.py:1419-1508. TRL passes `per_device_train_batch_size` as the chunk of the
-        # no-grad passes (old and reference log-probs); that is now the whole optimizer batch.
-        if batch_size is not None:
-            batch_size = min(batch_size, self._micro_batch_size)
-        if batch_size is None and self._shares_prompts and torch.is_grad_enabled():
-            compute_entropy = kwargs.get("compute_entropy", False)
-            scored = _score_with_shared_prompts(
-                model, input_ids, attention_mask, logits_to_keep, compute_entropy
-            )
-        else:
-            with self.meter.part("training" if torch.is_grad_enabled() else "logprobs"):
-                scored = super()._get_per_token_logps_and_entropies(
-                    model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs
-                )
+        # grpo_trainer.py:1419-1508. TRL gives a `batch_size` to the passes without gradient, which
+        # score all rows of a generation batch with the old or the reference policy.
+        part = "training" if batch_size is None else "logprobs"
+        with self.meter.part(part):
+            if self.stock_reason is not None:
+                return super()._get_per_token_logps_and_entropies(
+                    model, input_ids, attention_mask, logits_to_keep, batch_size,
+                    compute_entropy=compute_entropy, **kwargs,
+                )  # fmt: skip
+            inputs = _rows_of_passes(input_ids, attention_mask, logits_to_keep)
+            if batch_size is not None and self._skips_old_log_probs:
+                self._skips_old_log_probs = False
+                return torch.zeros_like(inputs["completion_mask"], dtype=torch.float), None, None
+            if batch_size is not None:
+                return self._log_probs(model, inputs), None, None
+            scored = self._score(model, inputs, compute_entropy)
         self._log_probs_BT = scored[0].detach()  # for `_ratios_to_old_policy`
         return scored
 
+    def _log_probs(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        """(B, T) log-probs of the completion tokens, computed in packed passes."""
+        completion_mask_BT = inputs["completion_mask"]
+
+        def run(batches: list[list[int]]) -> torch.Tensor:
+            log_probs_BT = torch.zeros_like(completion_mask_BT, dtype=torch.float32)
+            for batch in batches:
+                log_probs = self._score(model, select_and_trim(inputs, batch))[0]
+                log_probs_BT[batch, : log_probs.size(1)] = log_probs.float()
+            return log_probs_BT
+
+        return self._within_memory(run, list(range(len(completion_mask_BT))), inputs)
+
+    def _score(
+        self, model: torch.nn.Module, inputs: dict[str, Any], compute_entropy: bool = False
+    ) -> Any:
+        """What TRL's `_get_per_token_logps_and_entropies` returns, in one pass."""
+        input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        completion_T = inputs["completion_ids"].size(1)
+        if self._shares_prompts:
+            with self.accelerator.autocast():
+                return _score_with_shared_prompts(
+                    model, input_ids, attention_mask, completion_T, compute_entropy
+                )
+        return super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, completion_T, compute_entropy=compute_entropy
+        )
+
     # -- sampling -------------------------------------------------------------------------------
+
+    def _make_sampler(self) -> Sampler:
+        requested = self.args.sampling_engine
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # a process may hold a part only
+            if requested not in ("auto", "adapter"):
+                raise InputError(
+                    f"sampling_engine {requested} needs all weights in each process, which FSDP "
+                    "and DeepSpeed share out: set sampling_engine: adapter"
+                )
+            requested = "adapter"
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        return Sampler(
+            requested,
+            self._score_rollouts,
+            half.get(self.accelerator.mixed_precision),
+            self.args.sampling_token_budget,
+        )
+
+    def _score_rollouts(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        completion_T: int,
+        with_entropy: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        inputs = _rows_of_passes(input_ids, attention_mask, completion_T)
+        if not with_entropy:
+            return self._log_probs(self.model, inputs), None
+        log_probs, entropies, _ = self._score(self.model, inputs, compute_entropy=True)
+        return log_probs, entropies
+
+    def _compare_with_sampler(self, output: dict[str, Any]) -> None:
+        """Measure the loss's probability ratio from the policy that sampled, if that is another."""
+        sampled_BT = output.get("sampling_per_token_logps")
+        if sampled_BT is None:
+            return
+        if not self._sampler.is_exact:
+            output["old_per_token_logps"] = sampled_BT
+        if self.use_vllm and not self._vllm_is_checked:
+            rows = list(range(min(len(sampled_BT), TEST_ROWS)))
+            few = select_and_trim(output, rows)
+            mask = few["completion_mask"] * few.get("tool_mask", 1)
+            with torch.no_grad():
+                trained_BT = self._score(self.model, few)[0]
+            check_vllm(few["sampling_per_token_logps"], trained_BT, mask)
+            self._vllm_is_checked = True
 
     @timed("sampling")
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
@@ -413,23 +517,38 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         # unwrapped model. For the length of that call, `generate` is our sampling loop.
         model = self.accelerator.unwrap_model(self.model)
         original = model.generate
+        done: list[Sampled] = []
 
         def generate(generation_config: GenerationConfig, **inputs: Any) -> torch.Tensor:
             if not can_generate_fast(model, generation_config, inputs):
+                if self.args.sampling_engine not in ("auto", "adapter"):
+                    raise InputError(
+                        f"sampling_engine {self.args.sampling_engine} covers plain sampling of "
+                        "text with full attention only: set sampling_engine: adapter"
+                    )
                 criteria = self._stops.criteria(inputs["input_ids"].size(1))
                 output: torch.Tensor = original(
                     **inputs, generation_config=generation_config, stopping_criteria=criteria
                 )
                 return output
+            request = Request(**inputs, config=generation_config, stops=self._stops)
+            self._sampler.prepare(model, request)
             part = self.meter.part
-            with part("sync_weights"), merged_where_exact(model), part("sampling"):
-                return generate_fast(model, **inputs, config=generation_config, stops=self._stops)
+            with part("sync_weights"), self._sampler.weights(model), part("sampling"):
+                done.append(self._sampler.sample(model, request))
+            return torch.cat([request.input_ids, done[0].completion_ids], dim=1)
 
         model.generate = generate
         try:
             completion_ids, log_probs = super()._generate_single_turn(*args, **kwargs)
         finally:
             del model.generate
+        if done and done[0].log_probs is not None:
+            log_probs = done[0].log_probs.tolist()
+            # Off-policy, grpo_trainer.py:2643 would now compute what `_compare_with_sampler` puts
+            # there: the log-probs of the policy that sampled.
+            steps = self.args.steps_per_generation * self.num_iterations
+            self._skips_old_log_probs = self.args.gradient_accumulation_steps % steps != 0
         # TRL cuts rows at an end token alone: behind a stop string it has left the padding.
         completion_ids = [ids[: self._stops.length(ids)] for ids in completion_ids]
         if log_probs is not None:
@@ -504,7 +623,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         model = self.accelerator.unwrap_model(self.model)
-        with merged_where_exact(model):
+        with self._sampler.weights(model):
             scores = evaluate_greedily(
                 model, self.processing_class, dataset, self.max_completion_length
             )
@@ -561,8 +680,10 @@ def _describe_ratios(ratios_T: torch.Tensor) -> dict[str, float]:
     return {"ratio/mean": ratios_T.mean().item(), **extremes}
 
 
-def why_not_packed(config: SoloGRPOConfig) -> str | None:
+def why_not_packed(config: SoloGRPOConfig, dataset: Any = None) -> str | None:
     """Say why the loss must run as in TRL, or None if packing micro-batches is exact."""
+    if not {"image", "images"}.isdisjoint(getattr(dataset, "column_names", None) or ()):
+        return "pixels of a batch are not laid out row by row"
     if config.loss_type not in GLOBALLY_NORMALISED + ROW_NORMALISED:
         return f"loss_type {config.loss_type} is normalised over each micro-batch"
     if config.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
@@ -621,6 +742,19 @@ def _score_with_shared_prompts(
     )
     log_probs = tree.rows(output.log_probs)
     return log_probs, tree.rows(output.entropy) if compute_entropy else None, None
+
+
+def _rows_of_passes(
+    input_ids: torch.Tensor, attention_mask: torch.Tensor, completion_T: int
+) -> dict[str, torch.Tensor]:
+    """Take (B, T) rows apart again into prompts and completions."""
+    prompt_T = input_ids.size(1) - completion_T  # completions that are all masked have no tokens
+    return {
+        "prompt_ids": input_ids[:, :prompt_T],
+        "prompt_mask": attention_mask[:, :prompt_T],
+        "completion_ids": input_ids[:, prompt_T:],
+        "completion_mask": attention_mask[:, prompt_T:],
+    }
 
 
 def _score_completion_tokens_only() -> None:

@@ -9,6 +9,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from trl import ModelConfig
 
+from sologrpo import generation
 from sologrpo.data import prompt_token_ids
 from sologrpo.generation import Completion, end_token_ids, generate_greedily
 from sologrpo.model import load_base_model, load_tokenizer
@@ -93,6 +94,32 @@ def test_stop_strings_end_each_completion_by_itself(
     for token_budget in (16384, 600, 1):
         done = generate_greedily(model, tokenizer, prompts, NEW_TOKENS, token_budget, stop_strings)
         assert done == expected
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+def test_a_batch_that_does_not_fit_is_tried_again_in_halves(
+    error: type[Exception], tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = load(tiny_llama)
+    prompts = ragged_prompts(tokenizer)
+    expected = generate_greedily(model, tokenizer, prompts, NEW_TOKENS)
+    original, tried = generation._generate_batch, []
+
+    def generate_batch(model: PreTrainedModel, tokenizer: object, ids: list, *args: object) -> list:
+        tried.append(len(ids))
+        if len(ids) > most:
+            raise error
+        return original(model, tokenizer, ids, *args)
+
+    monkeypatch.setattr(generation, "_generate_batch", generate_batch)
+    most = 3
+    assert generate_greedily(model, tokenizer, prompts, NEW_TOKENS) == expected  # all of them
+    assert tried[:2] == [10, 5]
+    assert max(tried[3:]) <= most
+    most = 0
+    with pytest.raises(error):
+        generate_greedily(model, tokenizer, prompts, NEW_TOKENS)
+    assert tried[-1] == 1
 
 
 def test_order_of_the_prompts_is_kept(tiny_llama: Path) -> None:

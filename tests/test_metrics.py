@@ -17,12 +17,12 @@ import yaml
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
+from fixed_rollouts import CONSTANT, MIXED, config, fixed_reward, make_trainer, problems
 from sologrpo.callbacks import MetricsFile
 from sologrpo.data import render_prompt
 from sologrpo.progress import PARTS, StepMeter, peak_memory
 from sologrpo.trainer import SoloGRPOTrainer
 from test_command_line import finish, start, tiny_config
-from test_trainer import CONSTANT, MIXED, config, fixed_reward, make_trainer, problems
 from tiny import ROOT, digit_share
 
 Row = dict[str, Any]

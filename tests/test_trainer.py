@@ -1,9 +1,6 @@
 """The trainer: TRL's gradient with less work, greedy validation, and what it relies on in TRL."""
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +11,23 @@ import trl.trainer.utils as trl_utils
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
-from peft import LoraConfig
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
+from fixed_rollouts import (
+    CONSTANT,
+    MIXED,
+    CapturedGradients,
+    G,
+    config,
+    fixed_reward,
+    make_trainer,
+    problems,
+    relative_gap,
+    trained_on,
+)
 from sologrpo.batches import pack_by_tokens, select_and_trim
-from sologrpo.config import RunArguments, SoloGRPOConfig
+from sologrpo.config import RunArguments
 from sologrpo.data import build_prompts, prompt_token_ids
 from sologrpo.evaluation import generate_records
 from sologrpo.generation import generate_greedily
@@ -27,275 +35,6 @@ from sologrpo.model import load_tokenizer
 from sologrpo.plan import optimizer_steps
 from sologrpo.trainer import SoloGRPOTrainer
 from tiny import digit_share, rows
-
-G = 4  # completions of one prompt
-# Rewards of four groups. Constant groups are sums of equal powers of two, whose mean is exact, so
-# that TRL too gives them an advantage of exactly zero.
-MIXED = [0.0, 1.0, 0.5, 1.0] + [1.0] * G + [0.25, 0.0, 0.0, 1.0] + [0.0] * G
-CONSTANT = [0.5] * 4 * G
-Gradients = dict[str, torch.Tensor]
-
-
-@dataclass
-class CapturedGradients(TrainerCallback):  # type: ignore[misc]
-    """The gradient of every optimizer step; None where a parameter has none."""
-
-    steps: list[dict[str, torch.Tensor | None]] = field(default_factory=list)
-
-    def on_pre_optimizer_step(
-        self, args: Any, state: Any, control: Any, model: torch.nn.Module, **kwargs: Any
-    ) -> None:
-        self.steps.append(
-            {
-                name: None if p.grad is None else p.grad.detach().clone()
-                for name, p in model.named_parameters()
-                if p.requires_grad
-            }
-        )
-
-
-def config(output: Path, **settings: Any) -> SoloGRPOConfig:
-    defaults: dict[str, Any] = {
-        "output_dir": str(output),
-        "per_device_train_batch_size": len(MIXED),
-        "num_generations": G,
-        "max_completion_length": 12,
-        "max_steps": 1,
-        "max_grad_norm": 0.0,  # no clipping: it would hide a wrong scale
-        "gradient_checkpointing": False,
-        "learning_rate": 0.05,
-        "lr_scheduler_type": "constant",
-        "bf16": False,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-    }
-    return SoloGRPOConfig(**defaults | settings)
-
-
-def problems(count: int = 8) -> Dataset:
-    longer = [
-        row | {"question": row["question"] + " Why?" * (i * 3 % 7)}
-        for i, row in enumerate(rows(count))
-    ]
-    return build_prompts(Dataset.from_list(longer), RunArguments(system_prompt="Solve it."))
-
-
-def make_trainer(
-    trainer_class: type,
-    model_path: Path,
-    args: SoloGRPOConfig,
-    reward: Any,
-    **kwargs: Any,
-) -> Any:
-    """A trainer whose adapter already does something: both of its factors are random."""
-    torch.manual_seed(0)
-    lora = LoraConfig(
-        r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False,
-        task_type="CAUSAL_LM",
-    )  # fmt: skip
-    return trainer_class(
-        model=AutoModelForCausalLM.from_pretrained(str(model_path), dtype=torch.float32),
-        reward_funcs=reward,
-        args=args,
-        train_dataset=kwargs.pop("train_dataset", None) or problems(),
-        processing_class=load_tokenizer(str(model_path)),
-        peft_config=lora,
-        **kwargs,
-    )
-
-
-@cache
-def completion_ids(count: int, end_id: int) -> list[list[int]]:
-    """Ragged completions of 1 to 12 tokens; the shorter ones end, those of 12 are cut off."""
-    generator = torch.Generator().manual_seed(3)
-    lengths = torch.randint(1, 13, (count,), generator=generator).tolist()
-    lengths[:2] = [1, 12]
-    made = [torch.randint(20, 500, (n,), generator=generator).tolist() for n in lengths]
-    return [ids if len(ids) == 12 else [*ids[:-1], end_id] for ids in made]
-
-
-def captured_gradients(
-    trainer_class: type,
-    model_path: Path,
-    args: SoloGRPOConfig,
-    rewards: Sequence[float] | dict[str, Sequence[float | None]],
-) -> list[Gradients]:
-    """Train on fixed completions and rewards; the gradient of every optimizer step."""
-    return trained_on(trainer_class, model_path, args, rewards)[0]
-
-
-def trained_on(
-    trainer_class: type,
-    model_path: Path,
-    args: SoloGRPOConfig,
-    rewards: Sequence[float] | dict[str, Sequence[float | None]],
-) -> tuple[list[Gradients], dict[str, float]]:
-    """The gradients, and what the first step logged; `rewards` are one or several by name."""
-    captured = CapturedGradients()
-    scores = rewards if isinstance(rewards, dict) else {"reward": rewards}
-    trainer = make_trainer(
-        trainer_class,
-        model_path,
-        args,
-        [fixed_reward(name, values) for name, values in scores.items()],
-        callbacks=[captured],
-    )
-    end_id = trainer.processing_class.eos_token_id
-    trainer._generate_single_turn = lambda prompt_ids, *args, **kwargs: (
-        completion_ids(len(prompt_ids), end_id),
-        None,
-    )
-    # Plain descent: Adam would turn a gradient that is wrong by a factor into the same step.
-    parameters = [p for p in trainer.model.parameters() if p.requires_grad]
-    trainer.optimizer = torch.optim.SGD(parameters, lr=args.learning_rate)
-    trainer.train()
-    return captured.steps, trainer.state.log_history[0]  # type: ignore[return-value]
-
-
-def fixed_reward(name: str, scores: Sequence[float | None]) -> Callable[..., list[float | None]]:
-    def reward(completions: list[Any], **kwargs: Any) -> list[float | None]:
-        return list(scores[: len(completions)])
-
-    reward.__name__ = name
-    return reward
-
-
-@pytest.fixture(autouse=True)
-def _stock_language_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Our trainer flips this flag for the whole process; each test starts as TRL ships it.
-    monkeypatch.setattr(trl_utils, "_use_triton", trl_utils._use_triton)
-
-
-def stock_and_solo(
-    path: Path, output: Path, rewards: Sequence[float], **settings: Any
-) -> tuple[list[Gradients], list[Gradients]]:
-    solo_only = {
-        name: settings.pop(name)
-        for name in ("train_token_budget", "share_prompts")
-        if name in settings
-    }
-    stock = captured_gradients(GRPOTrainer, path, config(output, **settings), rewards)
-    solo_args = config(output, **settings, **solo_only)
-    return stock, captured_gradients(SoloGRPOTrainer, path, solo_args, rewards)
-
-
-def relative_gap(a: Gradients, b: Gradients) -> float:
-    """The largest over the parameters of |a - b| / |a|."""
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).norm() / a[name].norm()) for name in a)
-
-
-# One forward-backward pass holds everything, or one to three rows.
-WHOLE, SMALL = 8192, 200
-TWO_MICRO_BATCHES = {
-    "gradient_accumulation_steps": 2,
-    "per_device_train_batch_size": len(MIXED) // 2,
-}
-PARITY = [
-    pytest.param("tiny_llama", {"loss_type": "dapo"}, id="dapo"),
-    pytest.param(
-        "tiny_qwen", {"loss_type": "dapo", "beta": 0.05, **TWO_MICRO_BATCHES}, id="dapo-kl-accum"
-    ),
-    pytest.param(
-        "tiny_llama",
-        {"loss_type": "dapo", "scale_rewards": "none", **TWO_MICRO_BATCHES},
-        id="dapo-unscaled-accum",
-    ),
-    pytest.param("tiny_qwen", {"loss_type": "grpo"}, id="grpo"),
-    pytest.param(
-        "tiny_llama", {"loss_type": "grpo", "beta": 0.05, **TWO_MICRO_BATCHES}, id="grpo-kl-accum"
-    ),
-    pytest.param(
-        "tiny_qwen",
-        {"loss_type": "grpo", "scale_rewards": "none", "beta": 0.05},
-        id="grpo-kl-unscaled",
-    ),
-    pytest.param("tiny_llama", {"loss_type": "dr_grpo", "scale_rewards": "none"}, id="dr_grpo"),
-    pytest.param(
-        "tiny_qwen",
-        {"loss_type": "dr_grpo", "beta": 0.05, "scale_rewards": "none", **TWO_MICRO_BATCHES},
-        id="dr_grpo-kl-accum",
-    ),
-    pytest.param("tiny_llama", {"loss_type": "dr_grpo", **TWO_MICRO_BATCHES}, id="dr_grpo-scaled"),
-    pytest.param("tiny_llama", {"loss_type": "bnpo", **TWO_MICRO_BATCHES}, id="bnpo-stock-path"),
-    pytest.param("tiny_llama", {"loss_type": "cispo", "beta": 0.05}, id="cispo"),
-    pytest.param("tiny_llama", {"loss_type": "luspo"}, id="luspo"),
-    pytest.param("tiny_llama", {"loss_type": "sapo", **TWO_MICRO_BATCHES}, id="sapo"),
-    pytest.param("tiny_llama", {"loss_type": "vespo"}, id="vespo"),
-    pytest.param(
-        "tiny_llama", {"loss_type": "dapo", "gradient_checkpointing": True}, id="checkpointing"
-    ),
-    pytest.param("tiny_llama", {"loss_type": "dapo", "share_prompts": False}, id="own-prompts"),
-    # Two optimizer steps on one generation batch, twice: the ratio to the old policy is not 1.
-    # Small steps: rounding differences in the weights add up from step to step.
-    pytest.param(
-        "tiny_llama",
-        {"loss_type": "dapo", "num_iterations": 2, "max_steps": 4, "learning_rate": 0.01,
-         "steps_per_generation": 2, "per_device_train_batch_size": len(MIXED) // 2},
-        id="dapo-reused",
-    ),
-    pytest.param(
-        "tiny_qwen",
-        {"loss_type": "grpo", "beta": 0.05, "num_iterations": 2, "max_steps": 2,
-         "learning_rate": 0.01},
-        id="grpo-kl-reused",
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("family", "settings"), PARITY)
-def test_gradient_equals_stock(
-    family: str, settings: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    path = request.getfixturevalue(family)
-    stock, solo = stock_and_solo(path, tmp_path, MIXED, train_token_budget=SMALL, **settings)
-    assert len(stock) == len(solo) == settings.get("max_steps", 1)
-    for step, (expected, got) in enumerate(zip(stock, solo, strict=True)):
-        assert min(float(gradient.norm()) for gradient in expected.values()) > 1e-6, step
-        assert relative_gap(expected, got) < 1e-5, step
-
-
-def test_gradient_does_not_depend_on_the_token_budget(tiny_llama: Path, tmp_path: Path) -> None:
-    (whole,) = captured_gradients(
-        SoloGRPOTrainer, tiny_llama, config(tmp_path, train_token_budget=WHOLE), MIXED
-    )
-    (row_by_row,) = captured_gradients(
-        SoloGRPOTrainer, tiny_llama, config(tmp_path, train_token_budget=1), MIXED
-    )
-    assert relative_gap(whole, row_by_row) < 1e-5
-
-
-def test_rewards_change_the_gradient(tiny_llama: Path, tmp_path: Path) -> None:
-    # The parity tests would pass for a gradient that ignores the rewards.
-    (one,) = captured_gradients(SoloGRPOTrainer, tiny_llama, config(tmp_path), MIXED)
-    (other,) = captured_gradients(SoloGRPOTrainer, tiny_llama, config(tmp_path), MIXED[::-1])
-    assert relative_gap(one, other) > 0.1
-
-
-def test_batch_without_signal_gives_zero_gradients_not_none(
-    tiny_llama: Path, tmp_path: Path
-) -> None:
-    (gradients,) = captured_gradients(SoloGRPOTrainer, tiny_llama, config(tmp_path), CONSTANT)
-    assert gradients
-    for name, gradient in gradients.items():
-        assert gradient is not None, name
-        assert torch.count_nonzero(gradient) == 0, name
-
-
-def test_inexact_constant_rewards_carry_no_signal(tiny_llama: Path, tmp_path: Path) -> None:
-    # The float mean of eight times 0.7 is not 0.7: TRL makes an advantage of the difference.
-    inexact = [0.7] * 16
-    args = {"num_generations": 8}
-    stock, solo = stock_and_solo(tiny_llama, tmp_path, inexact, **args)
-    assert any(torch.count_nonzero(gradient) for gradient in stock[0].values())
-    assert not any(torch.count_nonzero(gradient) for gradient in solo[0].values())
-
-
-def test_kl_acts_on_a_batch_without_signal(tiny_llama: Path, tmp_path: Path) -> None:
-    stock, solo = stock_and_solo(tiny_llama, tmp_path, CONSTANT, beta=0.05)
-    assert relative_gap(stock[0], solo[0]) < 1e-5
-
 
 # -- ratio to the policy that sampled ------------------------------------------------------------
 

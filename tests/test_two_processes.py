@@ -11,9 +11,9 @@ import pytest
 import torch
 import trl.trainer.utils as trl_utils
 
+from fixed_rollouts import config, relative_gap
 from sologrpo.run import METRICS
 from sologrpo.trainer import MicroBatchLog, metrics_of_one_batch, why_not_packed
-from test_trainer import config, relative_gap
 from tiny import ROOT
 from two_processes import CASES, sample_and_validate, train
 

@@ -16,9 +16,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from sologrpo.callbacks import MetricsFile
-from sologrpo.trainer import SoloGRPOTrainer
-from test_trainer import (
+from fixed_rollouts import (
     CapturedGradients,
     G,
     completion_ids,
@@ -27,6 +25,8 @@ from test_trainer import (
     make_trainer,
     problems,
 )
+from sologrpo.callbacks import MetricsFile
+from sologrpo.trainer import SoloGRPOTrainer
 from tiny import digit_share
 
 SIGNAL, OTHER_SIGNAL, CONSTANT = [0.0, 1.0, 0.5, 1.0], [0.25, 0.0, 0.0, 1.0], [0.7] * G
