@@ -5,19 +5,20 @@ only.
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from statistics import NormalDist
+from statistics import NormalDist, mean, variance
 
 Interval = tuple[float, float]
 
 
-def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> Interval:
+def wilson_interval(successes: float, n: float, confidence: float = 0.95) -> Interval:
     """Score interval of a proportion (Wilson 1927), without continuity correction.
 
     Unlike the textbook interval it stays inside 0 to 1, and it has a width when all or none of
-    the problems are right.
+    the problems are right. `n` need not be whole: see `clustered_interval`.
 
     Example:
         >>> low, high = wilson_interval(81, 263)
@@ -82,6 +83,78 @@ def paired_difference_interval(
     return max(-1.0, delta - below), min(1.0, delta + above)
 
 
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Chance that at least one of `k` samples is right, estimated from `samples` of a problem.
+
+    1 - C(n - c, k) / C(n, k): the share of all choices of k among the n samples that hold a right
+    one. It is unbiased, which 1 - (1 - c / n)^k is not (Chen et al. 2021, "Evaluating Large
+    Language Models Trained on Code", section 2.1).
+
+    Example:
+        >>> pass_at_k(samples=4, right=1, k=2)
+        0.5
+    """
+    if not 0 <= right <= samples or not 1 <= k <= samples:
+        raise ValueError(f"need 0 <= right <= samples and 1 <= k <= samples, got {right} of "
+                         f"{samples}, k = {k}")  # fmt: skip
+    return float(1 - Fraction(math.comb(samples - right, k), math.comb(samples, k)))
+
+
+def majority_share(answers: Sequence[Hashable | None], right: Sequence[bool]) -> float:
+    """Chance that the answer most samples of a problem give is right, a tie broken by lot.
+
+    A sample without an answer (None) has no vote; a problem without any vote is wrong. Where the
+    right answer ties with m - 1 others, 1 / m is returned: the order of the samples, which means
+    nothing, then has no say.
+
+    Args:
+        answers: of each sample, equal for equal values.
+        right: whether each sample's answer is right.
+
+    Example:
+        >>> majority_share(["7", "7", "9", None], [True, True, False, False])
+        1.0
+        >>> majority_share(["7", "9"], [True, False])
+        0.5
+    """
+    pairs = list(zip(answers, right, strict=True))
+    votes = Counter(answer for answer, _ in pairs if answer is not None)
+    most = max(votes.values(), default=0)
+    leaders = {answer for answer, count in votes.items() if count == most}
+    winners = {answer for answer, is_right in pairs if is_right} & leaders
+    return len(winners) / len(leaders) if leaders else 0.0
+
+
+def clustered_interval(
+    scores: Sequence[float], samples: int = 1, confidence: float = 0.95
+) -> Interval:
+    """Interval of the mean of one score a problem, each the mean of several samples.
+
+    Samples of one problem are not independent: 16 of them on each of 100 problems say less than
+    one on each of 1,600. The standard error is that of the problems' scores; Wilson's interval is
+    then made for so many independent samples as would have it (Dean and Pagano, "Evaluating
+    Confidence Interval Methods for Binomial Proportions in Clustered Surveys", Journal of Survey
+    Statistics and Methodology 3 (2015) 484-503). Where no spread is seen, it is made for one
+    sample a problem.
+
+    Args:
+        scores: one a problem, from 0 to 1.
+        samples: of each problem. No more than `len(scores) * samples` are ever counted.
+        confidence: of the interval.
+
+    Example:
+        >>> low, high = clustered_interval([0.0, 1.0, 1.0, 1.0], samples=8)
+        >>> round(low, 2), round(high, 2)
+        (0.26, 0.96)
+    """
+    if not scores or not all(0 <= score <= 1 for score in scores):
+        raise ValueError("need at least one score, each from 0 to 1")
+    n, share = len(scores), mean(scores)
+    spread = variance(scores) / n if n > 1 else 0.0
+    counted = float(n) if spread == 0 else min(share * (1 - share) / spread, float(n * samples))
+    return wilson_interval(share * counted, counted, confidence)
+
+
 def percentile(values: Sequence[float], percent: float) -> float:
     """Value below which `percent` (0 to 100) of the values lie, interpolated linearly.
 
@@ -110,8 +183,10 @@ class PairedComparison:
     delta: float
     delta_ci95: Interval
     mcnemar_p: float
+    both_right: int
     newly_right: int
     newly_wrong: int
+    both_wrong: int
 
 
 def compare_paired(baseline: Sequence[bool], trained: Sequence[bool]) -> PairedComparison:
@@ -135,8 +210,10 @@ def compare_paired(baseline: Sequence[bool], trained: Sequence[bool]) -> PairedC
         delta=(newly_right - newly_wrong) / n,
         delta_ci95=interval,
         mcnemar_p=mcnemar_exact(newly_right, newly_wrong),
+        both_right=both_right,
         newly_right=newly_right,
         newly_wrong=newly_wrong,
+        both_wrong=both_wrong,
     )
 
 

@@ -3,7 +3,9 @@
 import math
 import subprocess
 import sys
-from itertools import product
+from fractions import Fraction
+from itertools import combinations, permutations, product
+from random import Random
 from statistics import NormalDist, quantiles
 
 import pytest
@@ -11,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sologrpo.statistics import (
+    clustered_interval,
     compare_paired,
+    majority_share,
     mcnemar_exact,
     paired_difference_interval,
+    pass_at_k,
     percentile,
     wilson_interval,
 )
@@ -208,6 +213,8 @@ def test_compare_paired(pairs: list[tuple[bool, bool]]) -> None:
     assert comparison.delta == pytest.approx(difference)
     assert comparison.newly_right == pairs.count((False, True))
     assert comparison.newly_wrong == pairs.count((True, False))
+    assert comparison.both_right == pairs.count((True, True))
+    assert comparison.both_wrong == pairs.count((False, False))
     assert comparison.mcnemar_p == mcnemar_exact(comparison.newly_right, comparison.newly_wrong)
     assert comparison.delta_ci95[0] <= comparison.delta <= comparison.delta_ci95[1]
 
@@ -227,6 +234,111 @@ def test_gsm8k_sized_comparison() -> None:
     assert comparison.delta == pytest.approx(60 / 1319)
     assert comparison.delta_ci95 == pytest.approx((0.0182, 0.0727), abs=5e-4)
     assert 0.001 < comparison.mcnemar_p < 0.002
+
+
+# -- several samples a problem -------------------------------------------------------------------
+
+
+def pass_by_enumeration(verdicts: list[bool], k: int) -> Fraction:
+    """Share of all choices of k samples that hold a right one."""
+    choices = list(combinations(verdicts, k))
+    return Fraction(sum(any(choice) for choice in choices), len(choices))
+
+
+@pytest.mark.parametrize("samples", range(1, 8))
+def test_pass_at_k_by_enumeration(samples: int) -> None:
+    for right, k in product(range(samples + 1), range(1, samples + 1)):
+        verdicts = [True] * right + [False] * (samples - right)
+        assert pass_at_k(samples, right, k) == float(pass_by_enumeration(verdicts, k))
+
+
+@pytest.mark.parametrize("p", [0.05, 0.3, 0.8])
+def test_pass_at_k_is_unbiased(p: float) -> None:
+    samples, k = 10, 4
+    expected = sum(
+        math.comb(samples, c) * p**c * (1 - p) ** (samples - c) * pass_at_k(samples, c, k)
+        for c in range(samples + 1)
+    )
+    assert expected == pytest.approx(1 - (1 - p) ** k)
+
+
+def test_pass_at_k_of_many_samples() -> None:
+    assert pass_at_k(10_000, 1, 5_000) == 0.5  # binomial coefficients of 3,000 digits
+    assert pass_at_k(3, 2, 2) == 1.0  # two wrong ones cannot be chosen
+
+
+@pytest.mark.parametrize(("samples", "right", "k"), [(4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, 5)])
+def test_pass_at_k_rejects(samples: int, right: int, k: int) -> None:
+    with pytest.raises(ValueError, match="k ="):
+        pass_at_k(samples, right, k)
+
+
+@pytest.mark.parametrize(
+    ("answers", "share"),
+    [
+        (["7", "7", "9"], 1.0),
+        (["9", "9", "7"], 0.0),
+        (["7"], 1.0),
+        (["7", "9"], 0.5),
+        (["9", "8", "7"], 1 / 3),
+        (["9", "9", "7", "7", "8"], 0.5),
+        (["9", "9", "8", "8", "7"], 0.0),  # a tie among wrong ones
+        ([None, None, "7"], 1.0),  # no answer has no vote
+        ([None, None], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_majority(answers: list[str | None], share: float) -> None:
+    for order in set(permutations(answers)):
+        assert majority_share(order, [a == "7" for a in order]) == pytest.approx(share)
+
+
+def test_clustered_interval_of_one_sample_is_wilson_s() -> None:
+    scores = [1.0] * 300 + [0.0] * 700
+    assert clustered_interval(scores) == pytest.approx(wilson_interval(300, 1000), abs=1e-4)
+
+
+def test_samples_of_a_problem_are_not_independent() -> None:
+    """All samples of a problem alike: 8 of them say what one says."""
+    low, high = clustered_interval([1.0] * 30 + [0.0] * 70, samples=8)
+    assert (low, high) == pytest.approx(wilson_interval(30, 100), abs=2e-3)
+    naive = wilson_interval(240, 800)
+    assert high - low > 2.5 * (naive[1] - naive[0])
+
+
+def test_clustered_interval_without_spread_counts_problems() -> None:
+    assert clustered_interval([0.0] * 50, samples=16) == wilson_interval(0, 50)
+    assert clustered_interval([1.0] * 50, samples=16) == wilson_interval(50, 50)
+    assert clustered_interval([0.5] * 50, samples=16) == wilson_interval(25, 50)
+    assert clustered_interval([1.0]) == wilson_interval(1, 1)
+
+
+def test_clustered_interval_never_counts_more_than_the_samples() -> None:
+    low, high = clustered_interval([0.5] * 99 + [0.625], samples=8)
+    narrowest = wilson_interval(0.50125 * 800, 800)
+    assert (low, high) == pytest.approx(narrowest)
+
+
+def test_clustered_interval_covers_about_95_percent() -> None:
+    """Problems from easy to hard, 8 samples each; the naive interval covers about half."""
+    random = Random(0)
+    truth, problems, samples, runs = 0.5, 60, 8, 400
+    covered = naive = 0
+    for _ in range(runs):
+        chances = [random.betavariate(0.5, 0.5) for _ in range(problems)]
+        right = [sum(random.random() < p for _ in range(samples)) for p in chances]
+        low, high = clustered_interval([c / samples for c in right], samples)
+        covered += low <= truth <= high
+        low, high = wilson_interval(sum(right), problems * samples)
+        naive += low <= truth <= high
+    assert 0.92 <= covered / runs <= 0.98
+    assert naive / runs < 0.75
+
+
+@pytest.mark.parametrize("scores", [[], [1.2], [-0.1, 0.5]])
+def test_clustered_interval_rejects(scores: list[float]) -> None:
+    with pytest.raises(ValueError, match="score"):
+        clustered_interval(scores)
 
 
 def test_imports_are_light() -> None:

@@ -1,0 +1,137 @@
+"""What completes the prompts of an evaluation: one function per engine, behind one signature.
+
+An engine takes prompts as token ids, and hands out batches of (index of the prompt, completion)
+as they are done. Prompts, stop rule and end tokens are the same whichever runs, and so are the
+records, but for what rounding does to a close choice between two tokens.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from transformers import (
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.generation.continuous_batching.requests import GenerationOutput
+
+from sologrpo.errors import InputError
+from sologrpo.generation import (
+    Completion,
+    completion_of,
+    generate_in_batches,
+    greedy_config,
+    sampling_config,
+)
+from sologrpo.stopping import StopStrings
+
+Prompts = Sequence[Sequence[int]]
+Batches = Iterator[list[tuple[int, Completion]]]
+
+# Prompts handed to continuous batching at once: enough to keep a GPU busy, few enough that an
+# interrupted evaluation loses little.
+CONTINUOUS_PROMPTS = 512
+PAGE_TOKENS = 256  # transformers' own default
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are drawn."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True)
+class Generator:
+    """A model with everything that decides its completions of given prompts.
+
+    Attributes:
+        max_new_tokens: limit of a completion.
+        stop_strings: text that ends a completion, beside the end tokens.
+        engine: a key of `ENGINES`.
+        seed: of sampling.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    max_new_tokens: int
+    stop_strings: Sequence[str] = ()
+    engine: str = "transformers"
+    seed: int = 0
+
+    def complete(self, prompts: Prompts, sampling: Sampling | None = None) -> Batches:
+        """Complete prompts greedily, or by sampling; batches come in any order."""
+        if sampling is None:
+            config = greedy_config(self.model, self.tokenizer, self.max_new_tokens)
+        else:
+            config = sampling_config(
+                self.model, self.tokenizer, self.max_new_tokens, sampling.temperature,
+                sampling.top_p,
+            )  # fmt: skip
+        return ENGINES[self.engine](self, prompts, config)
+
+
+def _with_our_loop(generator: Generator, prompts: Prompts, config: GenerationConfig) -> Batches:
+    return generate_in_batches(
+        generator.model, generator.tokenizer, prompts, config,
+        stop_strings=generator.stop_strings, seed=generator.seed,
+    )  # fmt: skip
+
+
+def _with_continuous_batching(
+    generator: Generator, prompts: Prompts, config: GenerationConfig
+) -> Batches:
+    """transformers' paged continuous batching; what follows a stop string is cut off after."""
+    stops = StopStrings(generator.tokenizer, generator.stop_strings)
+    end_ids = set(config.eos_token_id)
+    was_training = generator.model.training
+    generator.model.eval()
+    try:
+        for start in range(0, len(prompts), CONTINUOUS_PROMPTS):
+            part = [list(prompt) for prompt in prompts[start : start + CONTINUOUS_PROMPTS]]
+            # The seed depends on what is left, as in `generate_in_batches`.
+            seed = generator.seed + len(prompts) - start
+            done = generator.model.generate_batch(
+                inputs=part,
+                generation_config=config,
+                continuous_batching_config=_paging(generator, part, config, seed),
+                progress_bar=False,
+            )
+            yield [
+                (row, completion_of(tokens, generator.tokenizer, end_ids, stops))
+                for row, tokens in enumerate(_in_order(done, len(part)), start)
+            ]
+    finally:
+        generator.model.train(was_training)
+
+
+def _paging(
+    generator: Generator, prompts: list[list[int]], config: GenerationConfig, seed: int
+) -> ContinuousBatchingConfig:
+    """On a GPU transformers measures what fits; on a CPU it would take most of the machine."""
+    if generator.model.device.type == "cuda":
+        return ContinuousBatchingConfig(seed=seed)
+    longest = max(map(len, prompts)) + int(config.max_new_tokens)
+    blocks = ceil(longest / PAGE_TOKENS) * len(prompts)
+    return ContinuousBatchingConfig(seed=seed, num_blocks=blocks, max_batch_tokens=4 * longest)
+
+
+def _in_order(done: Mapping[str, GenerationOutput], expected: int) -> list[list[int]]:
+    """The tokens of every request. transformers logs a failed request, and leaves it out."""
+    failed = [output.error for output in done.values() if output.error is not None]
+    if failed or len(done) != expected:
+        reason = f": {' '.join(str(failed[0]).split())}" if failed else ""
+        raise InputError(
+            f"engine continuous failed on {expected - len(done) + len(failed)} of {expected} "
+            f"prompts{reason}; use --engine transformers"
+        )
+    return [output.generated_tokens for output in done.values()]
+
+
+ENGINES: dict[str, Callable[[Generator, Prompts, GenerationConfig], Batches]] = {
+    "transformers": _with_our_loop,
+    "continuous": _with_continuous_batching,
+}
