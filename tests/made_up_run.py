@@ -1,0 +1,151 @@
+"""A made-up run directory with every file of the layout, and one that attacks the page."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+ATTACK = "</pre></details><script>document.title='owned'</script><img src=x onerror=alert(1)>"
+STEPS = 40
+PROBLEMS = 60
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def metric_row(step: int, rng: random.Random) -> dict[str, Any]:
+    """A logged step of a run that learns the format first and the answers slowly."""
+    form = min(1.0, 0.2 + step / 15) + rng.gauss(0, 0.04)
+    answer = 0.5 + step / STEPS + rng.gauss(0, 0.15)
+    return {
+        "step": step,
+        "reward": form + answer,
+        "reward_std": 0.6 - step / 100,
+        "rewards/strict_format/mean": form,
+        "rewards/answer_correctness/mean": answer,
+        "frac_reward_zero_std": min(1.0, max(0.0, 0.1 + step / 60 + rng.gauss(0, 0.05))),
+        "completions/mean_length": 220 - step + rng.gauss(0, 8),
+        "completions/clipped_ratio": max(0.0, 0.25 - step / 100),
+        "entropy": 0.9 / (1 + step / 20),
+        "kl": step / 4000 if step > 3 else None,
+        "loss": rng.gauss(0, 0.02),
+        "grad_norm": abs(rng.gauss(0.4, 0.1)),
+        "learning_rate": 1e-5 * (1 - step / STEPS),
+        "step_time": 31 + rng.gauss(0, 2),
+        "time/sampling": 19 + rng.gauss(0, 1),
+        "time/forward and backward": 11 + rng.gauss(0, 1),
+        "time/rewards": 0.3,
+    }
+
+
+def metric_rows() -> list[dict[str, Any]]:
+    rng = random.Random(0)
+    rows = []
+    for step in range(1, STEPS + 1):
+        rows.append(metric_row(step, rng))
+        if step % 10 == 0:
+            accuracy = 0.31 + step / 200
+            validation = {"eval_accuracy": accuracy, "eval_format_rate": 0.9}
+            rows.append({"step": step, **validation})
+    return rows
+
+
+def write_completions(folder: Path, step: int) -> None:
+    """A log as TRL writes it: chat lists for prompt and completion, a column a reward.
+
+    Two groups of eight. The first is told apart by its rewards, the second has no signal.
+    """
+    folder.mkdir(exist_ok=True)
+    system = {"role": "system", "content": "Answer."}
+    questions = [{"role": "user", "content": f"What is {step} + {i // 8}?"} for i in range(16)]
+    texts = [f"<thinking>\n{step} + {i}\n</thinking>\n" for i in range(16)]
+    table = {
+        "step": [step] * 16,
+        "prompt": [[system, question] for question in questions],
+        "completion": [[{"role": "assistant", "content": text}] for text in texts],
+        "strict_format": [float(i % 2) for i in range(8)] + [1.0] * 8,
+        "answer_correctness": [None, *[float(i % 3 == 0) for i in range(1, 8)], *[0.0] * 8],
+        "read_as": ["five"] * 16,  # log_extra adds such columns
+        "advantage": [(-1.0) ** i if i < 8 else 0.004 for i in range(16)],
+    }
+    pd.DataFrame(table).to_parquet(folder / f"completions_{step:05d}.parquet")
+
+
+def eval_record(index: int, correct: bool, completion: str) -> dict[str, Any]:
+    return {
+        "index": index,
+        "question": f"Mina has {index} boxes of 6 pens and gives away 2 pens. How many are left?",
+        "gold": f"#### {6 * index - 2}",
+        "completion": completion,
+        "extracted": str(6 * index - 2) if correct else None,
+        "correct": correct,
+        "lenient_correct": correct or index % 5 == 0,
+        "format_ok": correct,
+        "truncated": index % 11 == 0,
+        "completion_tokens": 60 + index,
+    }
+
+
+def write_eval(run_dir: Path, label: str, right: list[bool], **extra: Any) -> None:
+    results = {
+        "n": len(right),
+        "accuracy": sum(right) / len(right),
+        "accuracy_ci95": [sum(right) / len(right) - 0.12, sum(right) / len(right) + 0.12],
+        "accuracy_lenient": 0.55,
+        "format_rate": 0.7,
+        "truncated_rate": 0.05,
+        "trailing_text_rate": 0.0,
+        "mean_completion_tokens": 123.4,
+        "model": "HuggingFaceTB/SmolLM2-135M",
+        "precision": "bf16",
+        "by_kind": {"add": {"n": 30, "accuracy": 0.5}, "share": {"n": 30, "accuracy": 0.2}},
+        **extra,
+    }
+    folder = run_dir / "eval" / label
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    write_lines(
+        folder / "records.jsonl",
+        [eval_record(i, ok, f"<answer>\n{i}\n</answer>") for i, ok in enumerate(right)],
+    )
+
+
+def write_run(root: Path) -> Path:
+    """A finished run."""
+    root.mkdir(parents=True)
+    config = "model_name_or_path: HuggingFaceTB/SmolLM2-135M\nlearning_rate: 1.0e-05\n"
+    config += "hub_token: hf_secret\nlora_target_modules: [q_proj, v_proj]\n"
+    (root / "config.yaml").write_text(config)
+    environment = {"python": "3.11.2", "packages": {"trl": "1.16.0"}, "device": "cpu"}
+    (root / "environment.json").write_text(json.dumps(environment))
+    write_lines(root / "metrics.jsonl", metric_rows())
+    for step in range(1, STEPS + 1, 3):
+        write_completions(root / "completions", step)
+    before = [i % 3 == 0 for i in range(PROBLEMS)]
+    after = [(i % 3 == 0 and i % 9 != 0) or i % 2 == 0 for i in range(PROBLEMS)]
+    write_eval(root, "baseline", before, adapter=None)
+    write_eval(root, "trained", after, adapter="adapter")
+    return root
+
+
+def attack_everywhere(run_dir: Path) -> None:
+    """Hostile text in every field that a model, a data set or a user can fill."""
+    rows = [
+        {"step": s, "reward": s, f"rewards/{ATTACK}/mean": s, "rewards/$x_/mean": 1} for s in (1, 2)
+    ]
+    write_lines(run_dir / "metrics.jsonl", [*rows, {"step": 2, f"time/{ATTACK}": 1.0}])
+    (run_dir / "config.yaml").write_text(json.dumps({ATTACK: ATTACK, "model_name_or_path": ATTACK}))
+    (run_dir / "environment.json").write_text(json.dumps({ATTACK: {ATTACK: [ATTACK]}}))
+    table = {"step": [1], "prompt": [ATTACK], "completion": [ATTACK], ATTACK: [ATTACK]}
+    (run_dir / "completions").mkdir()
+    pd.DataFrame(table).to_parquet(run_dir / "completions" / "completions_00001.parquet")
+    hostile = {"model": ATTACK, "precision": ATTACK, "by_kind": {ATTACK: {"n": 2, "accuracy": 0.5}}}
+    for label, right in (("baseline", [True, False]), ("trained", [False, True])):
+        write_eval(run_dir, label, right, **hostile)
+        records = [eval_record(i, ok, ATTACK) for i, ok in enumerate(right)]
+        hurt = [{**r, "question": ATTACK, "gold": ATTACK, "extracted": ATTACK} for r in records]
+        write_lines(run_dir / "eval" / label / "records.jsonl", hurt)
