@@ -1,60 +1,80 @@
 """Evaluate greedily on the test split: `python evaluate.py --run runs/quickstart`.
 
 Reads in the order that the data flows:
-arguments -> test problems -> base model -> baseline -> merge -> trained -> table -> report.
+arguments -> test problems -> base model -> baseline -> adapter -> trained -> table -> export
+-> report. `--compare_precisions` evaluates the adapter in every form of the weights instead, and
+`--regrade` judges the completions of an earlier evaluation again.
 """
 
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 
 from rich.console import Console
-from transformers import set_seed
 
-from sologrpo.config import parse_evaluation
-from sologrpo.data import load_test_prompts
-from sologrpo.device import prepare_cpu
 from sologrpo.errors import one_line_errors
-from sologrpo.evaluation import generate_records, save_evaluation
-from sologrpo.export import check_adapter, dequantised, merge_adapter, save_merged
-from sologrpo.model import load_base_model, load_tokenizer
-from sologrpo.report import write_report
-from sologrpo.summary import print_samples, print_table, quiet_libraries
+from sologrpo.regrade import regrade
 
 
 @one_line_errors
 def main() -> None:
+    """Evaluate models, or judge old records again, which needs none."""
+    arguments = sys.argv[1:]
+    if any(argument.partition("=")[0] == "--regrade" for argument in arguments):
+        regrade(arguments)
+    else:
+        evaluate_models(arguments)
+
+
+def evaluate_models(arguments: Sequence[str]) -> None:
     """Run the stages of evaluation."""
+    # Imported here, because judging old records again shall not wait for torch.
+    from transformers import set_seed
+
+    from sologrpo.config import parse_evaluation
+    from sologrpo.data import load_test_prompts
+    from sologrpo.device import prepare_cpu
+    from sologrpo.evaluation import evaluate, evaluate_precisions
+    from sologrpo.export import begin_export, export_and_push, take_export_arguments
+    from sologrpo.merging import check_adapter
+    from sologrpo.model import load_tokenizer
+    from sologrpo.precisions import add_adapter, load_untrained
+    from sologrpo.report import write_report
+    from sologrpo.summary import print_precisions, print_samples, print_table, quiet_libraries
+
     quiet_libraries()
     prepare_cpu()
-    settings = parse_evaluation(sys.argv[1:])
+    export_arguments, rest = take_export_arguments(arguments)
+    settings = parse_evaluation(rest, export_arguments.merge_into)
     console = Console()
     set_seed(settings.seed)
     if settings.adapter:
         check_adapter(settings.adapter, settings.model.model_name_or_path)
+    export = begin_export(export_arguments, settings)
 
     tokenizer = load_tokenizer(settings.model.model_name_or_path, settings.trust_remote_code)
     problems = load_test_prompts(settings.data, settings.limit, settings.seed, tokenizer)
-    model = load_base_model(settings.model, settings.trust_remote_code)
-    model = dequantised(model)  # baseline and trained model at the same precision
 
-    results, before = {}, None
-    if settings.baseline or not settings.adapter:
-        label = settings.baseline_label if settings.adapter else settings.label
-        records = generate_records(model, tokenizer, problems, settings.max_completion_length)
-        results[label] = save_evaluation(records, label, settings, model, adapter=None)
-        before = records
-    if settings.adapter:
-        model = merge_adapter(model, settings.adapter)
-        records = generate_records(model, tokenizer, problems, settings.max_completion_length)
-        results[settings.label] = save_evaluation(
-            records, settings.label, settings, model, settings.adapter, before
-        )
+    if settings.compare_precisions:
+        table = evaluate_precisions(tokenizer, problems, settings)
+        print_precisions(console, table, settings.trained_precision)
+    else:
+        model = load_untrained(settings)
+        results, before = {}, None
+        if settings.baseline or not settings.adapter:
+            label = settings.baseline_label if settings.adapter else settings.label
+            records, results[label] = evaluate(model, tokenizer, problems, settings, label)
+            before = records
+        if settings.adapter:
+            model = add_adapter(model, tokenizer, settings)
+            records, results[settings.label] = evaluate(
+                model, tokenizer, problems, settings, settings.label, settings.adapter, before
+            )
+        del model  # the export loads its own
+        print_samples(console, records)
+        print_table(console, results)
 
-    print_samples(console, records)
-    print_table(console, results)
-    if settings.save_merged:
-        save_merged(model, tokenizer, Path(settings.save_merged))
-        console.print(f"merged model  {settings.save_merged}", highlight=False)
+    if export is not None:
+        export_and_push(export, console)
     if settings.run:
         console.print(f"report        {write_report(settings.run)}", highlight=False)
 

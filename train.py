@@ -17,7 +17,9 @@ from sologrpo.config import ADAPTER, parse_config
 from sologrpo.data import load_train_and_validation
 from sologrpo.device import prepare_cpu
 from sologrpo.errors import one_line_errors
+from sologrpo.export import save_adapter
 from sologrpo.model import load_base_model, load_tokenizer
+from sologrpo.model_card import write_card
 from sologrpo.plan import print_plan
 from sologrpo.report import write_report
 from sologrpo.run import open_run_directory, save_run_description, saying_how_to_go_on
@@ -65,9 +67,11 @@ def main() -> None:
         stop.exit_if_stopped(trainer.state)
 
     adapter = Path(args.output_dir) / ADAPTER
-    trainer.save_model(str(adapter))
+    save_adapter(trainer, adapter)
     if trainer.is_world_process_zero():
         report = write_report(Path(args.output_dir))
+        base = str(model_args.model_name_or_path)
+        write_card(adapter, "adapter", adapter.parent.name, adapter.parent, base)
         console.print(f"adapter  {adapter}\nreport   {report}")
         console.print(f"next     python evaluate.py --run {args.output_dir}")
 
