@@ -20,7 +20,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model quickstart smoke test check format clean
+.PHONY: help setup model quickstart smoke bench test check format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,8 +65,15 @@ smoke: model  ## train a few steps of each recipe family; DATA=folder for other 
 			$(if $(DATA),--dataset_name "$(DATA)") || exit 1; \
 	done
 
+# `make bench PARTS="step sampling"` measures those alone; benchmarks/cpu.py lists the parts.
+# Tables are made of what there is, even if a part has failed.
+bench: model  ## measure beside stock TRL on a CPU, 50 minutes; PARTS="step sampling" for less
+	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python benchmarks/cpu.py $(if $(PARTS),--parts "$(PARTS)"); \
+		status=$$?; $(BIN)/python benchmarks/performance_tables.py && exit $$status
+
+# Side by side, one thread each: two cores, half the time. Tests of a file share what they have made.
 test: $(READY)  ## run all tests
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 check: $(READY)  ## lint, check the formatting and the types
 	$(BIN)/ruff check .

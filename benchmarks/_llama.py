@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-# Sizes of Llama 3.1 8B, Llama 3.2 3B and 1B as their config.json gives them.
+# Sizes of Llama 3.1 8B, Llama 3.2 3B and 1B and of SmolLM2-135M as their config.json gives them.
 SHAPES: dict[str, dict[str, Any]] = {
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
            "num_attention_heads": 32, "tie_word_embeddings": False},
@@ -32,6 +32,12 @@ SHAPES: dict[str, dict[str, Any]] = {
            "num_attention_heads": 24, "tie_word_embeddings": True},
     "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
            "num_attention_heads": 32, "tie_word_embeddings": True},
+    "135m": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+             "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
+             "tie_word_embeddings": True},
+    "25m": {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 12,
+            "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 16384,
+            "tie_word_embeddings": True},
     "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
              "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024},
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Clock, memory peaks and the report that all GPU benchmarks share.
+"""Clock, memory peaks, alternation and the report that the benchmarks share.
 
 A benchmark is a list of variants. Each one runs inside `Report.variant`, which writes the row to
 the JSON file at once, keeps the error of a variant that fails, and leaves out what no longer fits
@@ -9,10 +9,11 @@ import gc
 import json
 import os
 import platform
+import statistics
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -140,20 +141,105 @@ class PhaseClock:
         self._last = now
 
 
-class Report:
-    """The JSON file of a benchmark: machine, settings, and a row for every variant."""
+def alternate(
+    runs: Mapping[str, Callable[[int], Row]], repeats: int, seconds: float
+) -> dict[str, list[Row]]:
+    """Run A, B, A, B, ...: what slows the machine down for a while slows both.
 
-    def __init__(self, path: Path, settings: dict[str, Any], time_budget: float) -> None:
+    Args:
+        runs: what to measure by name; each is called with the number of the round.
+        repeats: rounds.
+        seconds: no round begins that would probably end later than this; the first always does.
+
+    Returns:
+        What the calls returned, by name.
+    """
+    start = time.perf_counter()
+    measured: dict[str, list[Row]] = {name: [] for name in runs}
+    for i in range(repeats):
+        for name, run in runs.items():
+            measured[name].append(run(i))
+        elapsed = time.perf_counter() - start
+        if elapsed * (i + 2) / (i + 1) > seconds:
+            break
+    return measured
+
+
+def compare(measured: dict[str, list[Row]], key: str, rate: bool = False) -> Row:
+    """All values, medians, and how many times better than the first contender the others are.
+
+    Args:
+        measured: from `alternate`.
+        key: what to compare: seconds, or with `rate` something of which more is better.
+
+    Example:
+        >>> compare({"stock": [{"s": 8.0}, {"s": 6.0}], "solo": [{"s": 2.0}, {"s": 1.5}]}, "s")
+        {'s': {'stock': [8.0, 6.0], 'solo': [2.0, 1.5]}, 'median': {'stock': 7.0, 'solo': 1.75}, \
+'ratio': {'solo': 4.0}}
+    """
+    values = {name: [round(row[key], 4) for row in rows] for name, rows in measured.items()}
+    medians = {name: statistics.median(numbers) for name, numbers in values.items()}
+    first, *others = medians
+    ratios = {
+        name: medians[name] / medians[first] if rate else medians[first] / medians[name]
+        for name in others
+    }
+    rounded = {name: round(ratio, 3) for name, ratio in ratios.items()}
+    return {key: values, "median": medians, "ratio": rounded}
+
+
+def earlier_rows(path: Path, settings: dict[str, Any], replaced: Row) -> list[Row]:
+    """Rows of a report that stay when a part of it is measured again.
+
+    Args:
+        path: the report.
+        settings: of the new measurement.
+        replaced: labels of the rows that are to be measured again.
+
+    Returns:
+        The other rows; none if they come from another machine, or from other versions or settings.
+    """
+    if not path.exists():
+        return []
+    data = json.loads(path.read_text())
+    now = {"machine": describe_machine(), "versions": _versions(), "settings": settings}
+    if {name: data[name] for name in now} != json.loads(json.dumps(now, default=str)):
+        print(f"{path.name}: measured elsewhere or under other settings; its rows are dropped")
+        return []
+    return [row for row in data["rows"] if not replaced.items() <= row.items()]
+
+
+class Report:
+    """The JSON file of a benchmark: machine, settings, and a row for every variant.
+
+    Args:
+        path: the file.
+        settings: whatever else the numbers depend on.
+        time_budget: seconds, after which no further variant begins.
+        rows: of an earlier run, to stay in the file.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        settings: dict[str, Any],
+        time_budget: float,
+        rows: list[Row] | None = None,
+    ) -> None:
         self.path = path
         self._deadline = time.perf_counter() + time_budget
         self._start = time.perf_counter()
         self.data: dict[str, Any] = {
             "machine": describe_machine(),
-            "versions": {name: _version(name) for name in PACKAGES},
+            "versions": _versions(),
             "settings": settings,
-            "rows": [],
+            "rows": rows or [],
         }
         self.flush()
+
+    def time_left(self) -> float:
+        """Seconds until no further variant begins."""
+        return self._deadline - time.perf_counter()
 
     def flush(self) -> None:
         """Write the file so that a reader never sees half of it."""
@@ -179,7 +265,7 @@ class Report:
         row: Row = {"part": part, **labels}
         self.data["rows"].append(row)
         start = time.perf_counter()
-        if self._deadline - start < needs:
+        if self.time_left() < needs:
             row["skipped"] = "time"
         else:
             try:
@@ -190,7 +276,7 @@ class Report:
             free_memory()
         self.flush()
         state = row.get("error") or row.get("skipped") or "ok"
-        name = " ".join(str(value) for value in labels.values())
+        name = " ".join(str(value) for value in labels.values() if value is not None)
         print(f"[{self.data['elapsed_s']:6.1f} s] {part}: {name}: {state[:300]}", flush=True)
         return state == "ok"
 
@@ -248,6 +334,10 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
     return str(value)[:60]
+
+
+def _versions() -> dict[str, str | None]:
+    return {name: _version(name) for name in PACKAGES}
 
 
 def _version(package: str) -> str | None:

@@ -1,0 +1,116 @@
+"""Sampling against stock TRL, and evaluation against the loop that people copy, on a CPU."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from _cpu_training import compare_sampling, step_workload
+from _measure import Row, alternate, compare, free_memory, timed
+from _sizes import Bench, Sizes
+from _trainers import build, settings_for
+from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rewards.grading import is_correct
+from sologrpo.data import load_test_prompts, prompt_token_ids
+from sologrpo.evaluation import generate_records
+from sologrpo.model import load_base_model, load_tokenizer
+
+
+def part_sampling(bench: Bench) -> None:
+    """Useful completion tokens a second, at the quickstart's width."""
+    sizes = bench.sizes
+    for i, limit in enumerate(sizes.sampling_tokens):
+        workload = step_workload(bench, max_completion_length=limit)
+        contenders = build(["stock", "solo"], workload)
+        dataset = workload.dataset.select(range(sizes.sampling_prompts))
+        distinct = prompt_token_ids(dataset["prompt"], workload.tokenizer)
+        prompts = [ids for ids in distinct for _ in range(sizes.generations)]
+        for contender in contenders.values():  # warm-up: one group
+            contender.sample(prompts[: sizes.generations])
+        seconds = bench.report.time_left() / (len(sizes.sampling_tokens) - i)
+        measure = partial(compare_sampling, contenders, prompts, sizes.repeats, seconds)
+        bench.variant("sampling", measure, limit=limit)
+        del contenders, contender, measure
+        free_memory()
+
+
+def part_evaluation(bench: Bench) -> None:
+    """Greedy answers to test problems, and whether they are the same."""
+    run, _, model_args = settings_for(bench.model, bench.scratch)
+    tokenizer = load_tokenizer(str(bench.model))
+    problems = load_test_prompts(run, bench.sizes.problems, 0, tokenizer)
+    policy = load_base_model(model_args)
+    seconds = bench.report.time_left()
+    measure = partial(compare_evaluation, policy, tokenizer, problems, bench.sizes, seconds)
+    bench.variant("evaluation", measure)
+
+
+def compare_evaluation(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Dataset,
+    sizes: Sizes,
+    seconds: float,
+    row: Row,
+) -> None:
+    """Time both ways to the same answers, and count those that are not the same."""
+    limit = sizes.evaluation_tokens
+    ways: dict[str, Callable[[Dataset], list[str]]] = {
+        "notebook": lambda rows: notebook_completions(model, tokenizer, rows, limit),
+        "solo": lambda rows: [
+            record.completion for record in generate_records(model, tokenizer, rows, limit)
+        ],
+    }
+
+    def run(name: str, _: int) -> Row:
+        spent, completions = timed(lambda: ways[name](problems))
+        return {"seconds": spent, "completions": completions}
+
+    for way in ways.values():
+        way(problems.select(range(min(8, len(problems)))))
+    measured = alternate({name: partial(run, name) for name in ways}, sizes.repeats, seconds)
+    row |= compare(measured, "seconds")
+    theirs, ours = (measured[name][0]["completions"] for name in ways)
+    row["problems"] = len(problems)
+    row["equal_completions"] = sum(a == b for a, b in zip(theirs, ours, strict=True))
+    row["right"] = {
+        name: sum(map(is_correct, completions, problems["answer"], problems["prompt_format"]))
+        for name, completions in (("notebook", theirs), ("solo", ours))
+    }
+
+
+@torch.no_grad()
+def notebook_completions(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Dataset,
+    max_new_tokens: int,
+    batch_size: int = 8,
+) -> list[str]:
+    """The evaluation loop of a widely copied notebook: batches of 8 in the order of the file.
+
+    Changed as far as the answers ask for it: the tokenizer pads on the left, the chat template's
+    text gets no second start token, and only what follows the prompt is decoded.
+    """
+    model.eval()
+    decoded = []
+    for start in range(0, len(problems), batch_size):
+        rows = problems.select(range(start, min(start + batch_size, len(problems)))).to_list()
+        texts = [
+            tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+            for row in rows
+        ]
+        inputs = tokenizer(
+            texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False
+        ).to(model.device)
+        outputs = model.generate(
+            **inputs,
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+        answers = outputs[:, inputs["input_ids"].size(1) :]
+        decoded += tokenizer.batch_decode(answers, skip_special_tokens=True)
+    return decoded

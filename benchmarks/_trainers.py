@@ -1,0 +1,290 @@
+"""TRL's trainer and ours side by side: one policy, one config, the same completions and rewards.
+
+Everything goes through `train()` and `_generate_single_turn`, as in a run: what a contender does
+inside is its own affair.
+"""
+
+import copy
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl.trainer.utils as trl_utils
+from _measure import timed
+from datasets import Dataset
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerCallback,
+)
+from trl import GRPOTrainer, ModelConfig, get_peft_config
+
+from sologrpo.config import RunArguments, SoloGRPOConfig, parse_config
+from sologrpo.data import load_train_and_validation
+from sologrpo.model import load_base_model, load_tokenizer
+from sologrpo.trainer import SoloGRPOTrainer
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = ROOT / "configs/quickstart.yaml"
+Settings = tuple[RunArguments, SoloGRPOConfig, ModelConfig]
+Gradients = dict[str, torch.Tensor]
+Times = dict[str, Any]
+
+# What the contenders are called in the results, and what they are.
+CONTENDERS: dict[str, tuple[type, dict[str, Any]]] = {
+    "stock": (GRPOTrainer, {}),
+    "solo": (SoloGRPOTrainer, {}),
+    "solo_unshared": (SoloGRPOTrainer, {"share_prompts": False}),
+}
+
+# The quickstart, made repeatable: a learning rate of 0 leaves the policy as it is, so that every
+# repeat is the same step, and gradients are not clipped, which would hide a wrong scale.
+REPEATABLE: dict[str, Any] = {
+    "dataset_name": ROOT / "quickstart",
+    "dtype": "float32",
+    "bf16": False,
+    "learning_rate": 0.0,
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 0.0,
+    "max_steps": 1,
+    "per_device_train_batch_size": 8,  # what fits anywhere, and what people take
+    "gradient_accumulation_steps": 4,
+    "max_completion_length": 96,
+    "save_strategy": "no",
+    "log_completions": False,
+    "disable_tqdm": True,
+}
+
+# Rewards of a group with signal as the quickstart gives them: 0.2 for the format, 1 for the answer.
+SIGNAL = (1.2, 0.2, 0.0, 0.2, 0.0, 1.2, 0.2, 0.2)
+
+
+def settings_for(model: str | Path, output_dir: Path, **changes: Any) -> Settings:
+    """The settings of `configs/quickstart.yaml` with `REPEATABLE` and `changes` on top."""
+    values = {**REPEATABLE, "model_name_or_path": model, "output_dir": output_dir, **changes}
+    arguments = [text for key, value in values.items() for text in (f"--{key}", str(value))]
+    run, args, model_args = parse_config(["--config", str(CONFIG), *arguments])
+    args.reward_weights = None  # the scores of `Workload.rewards` are weighted already
+    return run, args, model_args
+
+
+@dataclass
+class Workload:
+    """What every contender is given.
+
+    Attributes:
+        settings: config of the run.
+        tokenizer: of the policy.
+        dataset: rows with `prompt`.
+        load_model: makes the frozen weights, anew for each contender.
+        degenerate: share of the groups whose completions all earn the same; they come last.
+        prompts: token ids of the prompts, one for each completion, once they are known.
+        completions: token ids that every contender trains on, once they are known.
+        invent: makes completions for prompts; without it the first contender samples them.
+    """
+
+    settings: Settings
+    tokenizer: PreTrainedTokenizerBase
+    dataset: Dataset
+    load_model: Callable[[], PreTrainedModel]
+    degenerate: float = 0.0
+    prompts: list[list[int]] | None = None
+    completions: list[list[int]] | None = None
+    invent: Callable[[list[list[int]]], list[list[int]]] | None = None
+
+    def rewards(self, completions: list[Any], **_: Any) -> list[float]:
+        """Score by place alone."""
+        group = self.settings[1].num_generations
+        n_groups = len(completions) // group
+        n_signal = n_groups - round(self.degenerate * n_groups)
+        return [
+            SIGNAL[row % group % len(SIGNAL)] if row // group < n_signal else 0.0
+            for row in range(len(completions))
+        ]
+
+    def keep(self, prompts: list[list[int]], completions: list[list[int]]) -> None:
+        """Give these completions to all from now on."""
+        self.prompts, self.completions = prompts, completions
+
+    def completions_for(self, prompts: list[list[int]]) -> list[list[int]]:
+        """The completions that were kept.
+
+        Raises:
+            RuntimeError: if they were kept for other prompts; the contenders would not compare.
+        """
+        if self.completions is None or prompts != self.prompts:
+            raise RuntimeError("a contender was given other prompts than those of the completions")
+        return self.completions
+
+    def save(self, file: Path) -> None:
+        """Write prompts and completions for another process."""
+        file.write_text(json.dumps([self.prompts, self.completions]))
+
+    def load(self, file: Path) -> None:
+        """Read what `save` wrote, if there is such a file."""
+        if file.exists():
+            self.keep(*json.loads(file.read_text()))
+
+    def describe(self) -> dict[str, float]:
+        """Sizes, in tokens, of what is trained on."""
+        assert self.prompts is not None
+        assert self.completions is not None
+        lengths = [len(ids) for ids in self.completions]
+        return {
+            "completions": len(lengths),
+            "prompt_tokens": sum(map(len, self.prompts)),
+            "completion_tokens": sum(lengths),
+            "longest_completion": max(lengths),
+            "mean_completion": round(sum(lengths) / len(lengths), 1),
+        }
+
+
+def quickstart_workload(settings: Settings) -> Workload:
+    """The quickstart's problems and its model, or the model and problems that settings name."""
+    run, args, model_args = settings
+    tokenizer = load_tokenizer(model_args.model_name_or_path)
+    dataset, _ = load_train_and_validation(run, tokenizer, args.seed)
+    return Workload(settings, tokenizer, dataset, lambda: load_base_model(copy.copy(model_args)))
+
+
+@dataclass
+class Contender(TrainerCallback):  # type: ignore[misc]
+    """A trainer that takes the same step as often as one likes.
+
+    Attributes:
+        name: one of `CONTENDERS`.
+        samples: whether it samples in a step, for the time that it takes; it then trains on the
+            completions of the workload all the same, because luck makes others longer.
+        gradients: of every optimizer step of the last run, if `capture` was asked for.
+    """
+
+    name: str
+    workload: Workload
+    samples: bool = False
+    gradients: list[Gradients] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Build the trainer, and remember which LM head it left TRL with."""
+        self.trainer = _build_trainer(self.name, self.workload)
+        self.trainer.add_callback(self)
+        self._sample = self.trainer._generate_single_turn
+        self.trainer._generate_single_turn = self._generate_single_turn
+        # SoloGRPOTrainer changes this function of TRL's for the whole process: each contender must
+        # run with the one that it was built with.
+        self._language_head = trl_utils._use_triton
+        self._capture = False
+        self._times: Times = {}
+
+    def train(self, seed: int = 0, capture: bool = False) -> Times:
+        """Run all steps of the config.
+
+        Args:
+            seed: of what is sampled.
+            capture: keep the gradients.
+
+        Returns:
+            Seconds of sampling and of the rest, the training, from the begin of a step to behind
+            its optimizer's update; tokens sampled.
+        """
+        self._times = {"step_s": 0.0, "sampling_s": 0.0, "sampled_tokens": 0}
+        self._capture, self.gradients = capture, []
+        shipped, trl_utils._use_triton = trl_utils._use_triton, self._language_head
+        torch.manual_seed(seed)
+        try:
+            self.trainer.train()
+        finally:
+            trl_utils._use_triton = shipped
+        return self._times | {"training_s": self._times["step_s"] - self._times["sampling_s"]}
+
+    def sample(self, prompts: list[list[int]], seed: int = 0) -> Times:
+        """Sample one completion of each of the prompts, which stand in groups."""
+        self.trainer.model.train()  # as TRL does
+        torch.manual_seed(seed)
+        group = self.trainer.num_generations
+        seconds, (completions, *_) = timed(lambda: self._sample(prompts, None, {}, group))
+        tokens = sum(map(len, completions))
+        return {"seconds": seconds, "tokens": tokens, "tokens_per_s": tokens / seconds}
+
+    def _generate_single_turn(self, prompts: list[list[int]], *args: Any, **kwargs: Any) -> Any:
+        workload = self.workload
+        if workload.completions is None and workload.invent is not None:
+            workload.keep(prompts, workload.invent(prompts))
+        if self.samples or workload.completions is None:
+            seconds, (completions, *_) = timed(lambda: self._sample(prompts, *args, **kwargs))
+            self._times["sampling_s"] += seconds
+            self._times["sampled_tokens"] += sum(map(len, completions))
+            if workload.completions is None:
+                workload.keep(prompts, completions)
+        return workload.completions_for(prompts), None
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Start the clock."""
+        self._since = time.perf_counter()
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Stop the clock while the gradients are copied."""
+        start = time.perf_counter()
+        if self._capture:
+            parameters = self.trainer.model.named_parameters()
+            self.gradients.append(
+                {name: p.grad.detach().clone() for name, p in parameters if p.requires_grad}
+            )
+        self._since += time.perf_counter() - start
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Stop the clock."""
+        self._times["step_s"] += time.perf_counter() - self._since
+
+
+def _build_trainer(name: str, workload: Workload) -> GRPOTrainer:
+    trainer_class, changes = CONTENDERS[name]
+    _, args, model_args = workload.settings
+    args = copy.copy(args)
+    for key, value in changes.items():
+        setattr(args, key, value)
+    trainer = trainer_class(
+        model=workload.load_model(),
+        reward_funcs=workload.rewards,
+        args=args,
+        train_dataset=workload.dataset,
+        processing_class=workload.tokenizer,
+        peft_config=get_peft_config(model_args),
+    )
+    trainer.remove_callback(PrinterCallback)
+    _make_adapter_do_something(trainer.model)
+    return trainer
+
+
+def _make_adapter_do_something(model: torch.nn.Module) -> None:
+    """LoRA begins with B = 0, where the gradient of A is zero and would prove nothing."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(0.0, 1e-2, generator=generator)
+
+
+def build(names: Sequence[str], workload: Workload) -> dict[str, Contender]:
+    """Build the contenders one after the other; each with TRL as it is shipped."""
+    contenders = {}
+    for name in names:
+        shipped = trl_utils._use_triton
+        contenders[name] = Contender(name, workload)
+        trl_utils._use_triton = shipped
+    return contenders
+
+
+def gradient_gap(reference: list[Gradients], other: list[Gradients]) -> float:
+    """The largest |a - b| / |a| over all parameters and optimizer steps; 0 where both are zero."""
+    pairs = [
+        (a[name], b[name])
+        for a, b in zip(reference, other, strict=True)
+        for name in a.keys() | b.keys()
+    ]
+    differing = [(a, b) for a, b in pairs if not torch.equal(a, b)]
+    return max((float((a - b).norm() / a.norm()) for a, b in differing), default=0.0)

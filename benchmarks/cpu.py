@@ -1,0 +1,183 @@
+"""SoloGRPO beside stock TRL on a CPU: `make bench`, or a part of it.
+
+    python benchmarks/cpu.py --parts step,sampling
+
+step        one training step on the same completions, for several shares of groups without signal
+variants    the same with a reference model, and with two steps on one batch
+sampling    completion tokens a second
+evaluation  greedy answers to test problems, against the loop that people copy
+memory      peak memory of a process that takes one whole step
+growth      a step as the group, the completions and the model grow
+run         the quickstart until it earns a given reward
+
+Each part runs in processes of its own, because glibc reads its settings at the start of one:
+`plain` is glibc as it comes, `tuned` is what `make quickstart` sets. Both contenders always share
+one process and take turns in it. Rows go to a JSON file as they are measured; a part that is
+measured again replaces its own. `python benchmarks/performance_tables.py` makes tables of them.
+"""
+
+import argparse
+import datetime
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # `sologrpo`, whether or not the project is installed
+
+from _measure import Report, earlier_rows  # noqa: E402
+from _sizes import SMOKE, Bench, Sizes  # noqa: E402
+from reward_throughput import cpu_name  # noqa: E402
+
+RESULTS = ROOT / "benchmarks/results/cpu.json"
+SMOKE_RESULTS = ROOT / "runs/bench-smoke.json"
+MODEL = ROOT / "models/SmolLM2-135M-Instruct"
+
+# Beside `prepare_cpu`, which a process calls itself: HUGE_PAGES of the Makefile.
+TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+GRACE = 90.0  # seconds to end the variant that runs when the budget is spent, and to load
+END = 10.0  # seconds for a job to end what it has started
+
+
+@dataclass(frozen=True)
+class Job:
+    """A part under one setting of the allocator, and its seconds."""
+
+    part: str
+    allocator: str
+    seconds: float
+    contender: str | None = None
+
+    def labels(self) -> dict[str, Any]:
+        """What its rows are labelled with."""
+        labels = {"allocator": self.allocator}
+        return labels if self.contender is None else {**labels, "contender": self.contender}
+
+
+# 25 minutes without the runs, and 25 for them, loading the libraries included.
+JOBS = (
+    Job("step", "plain", 340),
+    Job("step", "tuned", 290),
+    Job("variants", "tuned", 160),
+    Job("sampling", "tuned", 110),
+    Job("evaluation", "tuned", 170),
+    Job("memory", "plain", 60, "stock"),
+    Job("memory", "plain", 40, "solo"),
+    Job("memory", "tuned", 35, "solo"),
+    Job("growth", "tuned", 160),
+    Job("run", "tuned", 1440),
+)
+PARTS = tuple(dict.fromkeys(job.part for job in JOBS))
+
+
+def run_job(job: Job, args: argparse.Namespace, samples: Path) -> bool:
+    """Run one job in a process of its own; tell whether it ended well."""
+    command = [
+        sys.executable, str(Path(__file__)), "--worker", str(JOBS.index(job)),
+        "--samples", str(samples), "--model", str(args.model), "--out", str(args.out),
+    ]  # fmt: skip
+    if args.smoke:
+        command.append("--smoke")
+    print(f"== {job.part}, {', '.join(job.labels().values())} ==", flush=True)
+    process = subprocess.Popen(command, env=environment(job.allocator), cwd=ROOT)
+    try:
+        return process.wait(timeout=job.seconds + GRACE) == 0
+    except subprocess.TimeoutExpired:
+        print(f"{job.part}: ended after {job.seconds + GRACE:.0f} s; its rows so far are kept")
+        return False
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a job; it ends what it has started itself."""
+    process.terminate()
+    try:
+        process.wait(timeout=END)
+    except subprocess.TimeoutExpired:  # in the middle of a long call
+        process.kill()
+        process.wait()
+
+
+def environment(allocator: str) -> dict[str, str]:
+    """This process's environment with the settings of glibc's allocator, and no others of them."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    ours.pop("GLIBC_TUNABLES", None)
+    ours |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return ours | TUNABLES if allocator == "tuned" else ours
+
+
+def work(job: Job, args: argparse.Namespace) -> bool:
+    """Measure one job in this process; tell whether every variant of it succeeded."""
+    from _cpu_generation import part_evaluation, part_sampling
+    from _cpu_run import part_run
+    from _cpu_training import part_growth, part_memory, part_step, part_variants
+
+    from sologrpo.device import prepare_cpu
+    from sologrpo.summary import quiet_libraries
+
+    parts = {
+        "step": part_step, "variants": part_variants, "sampling": part_sampling,
+        "evaluation": part_evaluation, "memory": part_memory, "growth": part_growth,
+        "run": part_run,
+    }  # fmt: skip
+    quiet_libraries()
+    if job.allocator == "tuned":
+        prepare_cpu()
+    sizes = SMOKE if args.smoke else Sizes()
+    settings = {"cpu": cpu_name(), "model": args.model.name, "dtype": "float32", **asdict(sizes)}
+    kept = earlier_rows(args.out, settings, {"part": job.part, **job.labels()})
+    report = Report(args.out, settings, job.seconds, kept)
+    report.set("date", datetime.datetime.now(datetime.UTC).date().isoformat())
+    parts[job.part](Bench(report, args.model, sizes, args.samples, job.labels()))
+    return not any("error" in row for row in report.data["rows"][len(kept) :])
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--parts", default=",".join(PARTS), help="which parts (default: all)")
+    add("--model", type=Path, default=MODEL, help="folder of the policy; `make model` fetches it")
+    add("--out", type=Path, help="results (default: benchmarks/results/cpu.json)")
+    add("--smoke", action="store_true", help="tiny sizes, to see that all parts work")
+    add("--worker", type=int, help=argparse.SUPPRESS)  # place in `JOBS`
+    add("--samples", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    args.parts = args.parts.replace(",", " ").split()
+    unknown = set(args.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are: {', '.join(PARTS)}")
+    args.model = args.model.resolve()
+    if not (args.model / "config.json").is_file():
+        parser.error(f"no model in {args.model}: make model fetches SmolLM2-135M-Instruct")
+    args.out = (args.out or (SMOKE_RESULTS if args.smoke else RESULTS)).resolve()
+    return args
+
+
+def main() -> None:
+    """Run the jobs of all chosen parts."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # `finally` runs
+    args = parse_args()
+    if args.worker is not None:
+        sys.exit(0 if work(JOBS[args.worker], args) else 1)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="sologrpo-bench-") as folder:
+        samples = Path(folder) / "completions.json"
+        jobs = [job for job in JOBS if job.part in args.parts]
+        failed = [job for job in jobs if not run_job(job, args, samples)]
+    print(f"all parts: {time.perf_counter() - start:.0f} s")
+    if failed:
+        sys.exit("failed: " + "; ".join(" ".join([j.part, *j.labels().values()]) for j in failed))
+
+
+if __name__ == "__main__":
+    main()
