@@ -48,7 +48,9 @@ def step_workload(bench: Bench, **changes: Any) -> Workload:
 def warm_up(contenders: dict[str, Contender], samples: Path) -> None:
     """Let each contender take a step; the first one's samples are everybody's completions."""
     for contender in contenders.values():
+        contender.workload.degenerate = DEGENERATE[-1]  # quick for ours
         contender.train()
+        contender.workload.degenerate = 0.0
         contender.workload.save(samples)
 
 
@@ -103,11 +105,8 @@ def compare_sampling(
 
 def part_step(bench: Bench) -> None:
     """One training step on the same completions, and the sampling that comes before it."""
-    names = ["stock", "solo"]
-    if bench.labels["allocator"] == "tuned":
-        names.append("solo_unshared")  # the default of `share_prompts` is chosen here
     workload = step_workload(bench)
-    contenders = build(names, workload)
+    contenders = build(["stock", "solo"], workload)
     warm_up(contenders, bench.samples)
     repeats = bench.sizes.repeats
     for i, share in enumerate(DEGENERATE):
@@ -116,10 +115,18 @@ def part_step(bench: Bench) -> None:
         measure = partial(compare_steps, contenders, repeats, seconds)
         bench.variant("step", measure, case="training", degenerate=share)
     assert workload.prompts is not None
-    pair = {name: contenders[name] for name in ("stock", "solo")}
     seconds = bench.report.time_left()
-    measure = partial(compare_sampling, pair, workload.prompts, repeats, seconds)
+    measure = partial(compare_sampling, contenders, workload.prompts, repeats, seconds)
     bench.variant("step", measure, case="sampling")
+
+
+def part_sharing(bench: Bench) -> None:
+    """The same step with and without `share_prompts`: its default is chosen here."""
+    workload = step_workload(bench)
+    contenders = build(["stock", "solo", "solo_unshared"], workload)
+    warm_up(contenders, bench.samples)
+    repeats, seconds = bench.sizes.repeats, bench.report.time_left()
+    bench.variant("sharing", partial(compare_steps, contenders, repeats, seconds))
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

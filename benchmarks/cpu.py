@@ -3,6 +3,7 @@
     python benchmarks/cpu.py --parts step,sampling
 
 step        one training step on the same completions, for several shares of groups without signal
+sharing     the same with and without prompts shared by a group
 variants    the same with a reference model, and with two steps on one batch
 sampling    completion tokens a second
 evaluation  greedy answers to test problems, against the loop that people copy
@@ -60,17 +61,18 @@ class Job:
         return labels if self.contender is None else {**labels, "contender": self.contender}
 
 
-# 25 minutes without the runs, and 25 for them, loading the libraries included.
+# An hour without the runs, and 25 minutes for them, on two slow cores.
 JOBS = (
-    Job("step", "plain", 340),
-    Job("step", "tuned", 290),
-    Job("variants", "tuned", 160),
-    Job("sampling", "tuned", 110),
-    Job("evaluation", "tuned", 170),
-    Job("memory", "plain", 60, "stock"),
-    Job("memory", "plain", 40, "solo"),
-    Job("memory", "tuned", 35, "solo"),
-    Job("growth", "tuned", 160),
+    Job("step", "plain", 900),
+    Job("step", "tuned", 600),
+    Job("sharing", "tuned", 300),
+    Job("variants", "tuned", 400),
+    Job("sampling", "tuned", 200),
+    Job("evaluation", "tuned", 300),
+    Job("memory", "plain", 200, "stock"),
+    Job("memory", "plain", 100, "solo"),
+    Job("memory", "tuned", 100, "solo"),
+    Job("growth", "tuned", 400),
     Job("run", "tuned", 1440),
 )
 PARTS = tuple(dict.fromkeys(job.part for job in JOBS))
@@ -117,15 +119,15 @@ def work(job: Job, args: argparse.Namespace) -> bool:
     """Measure one job in this process; tell whether every variant of it succeeded."""
     from _cpu_generation import part_evaluation, part_sampling
     from _cpu_run import part_run
-    from _cpu_training import part_growth, part_memory, part_step, part_variants
+    from _cpu_training import part_growth, part_memory, part_sharing, part_step, part_variants
 
     from sologrpo.device import prepare_cpu
     from sologrpo.summary import quiet_libraries
 
     parts = {
-        "step": part_step, "variants": part_variants, "sampling": part_sampling,
-        "evaluation": part_evaluation, "memory": part_memory, "growth": part_growth,
-        "run": part_run,
+        "step": part_step, "sharing": part_sharing, "variants": part_variants,
+        "sampling": part_sampling, "evaluation": part_evaluation, "memory": part_memory,
+        "growth": part_growth, "run": part_run,
     }  # fmt: skip
     quiet_libraries()
     if job.allocator == "tuned":

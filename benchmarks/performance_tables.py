@@ -202,21 +202,20 @@ def _whole_step(rows: list[Row], share: float, allocator: str) -> dict[str, floa
 
 def sharing_table(rows: list[Row]) -> str:
     """Our training part with and without `share_prompts`."""
-    found = rows_of(rows, "step", case="training", allocator="tuned")
     body = [
         [
-            percent(row["degenerate"]),
             number(row["median"]["solo"]),
             number(row["median"]["solo_unshared"]),
             times(_quotient(row["median"]["solo_unshared"], row["median"]["solo"])),
             f"{row['gradient_gap']['solo']:.1e}",
             f"{row['gradient_gap']['solo_unshared']:.1e}",
             f"{row['repeat_gap']:.1e}" if "repeat_gap" in row else "-",
+            str(len(row["training_s"]["solo"])),
         ]
-        for row in found
+        for row in rows_of(rows, "sharing")
     ]
-    head = ["Groups without signal", "shared, s", "each its own, s", "shared is faster",
-            "gap, shared", "gap, each its own", "gap, stock to itself"]  # fmt: skip
+    head = ["shared, s", "each its own, s", "shared is faster", "gap, shared",
+            "gap, each its own", "gap, stock to itself", "repeats"]  # fmt: skip
     return markdown(head, body)
 
 

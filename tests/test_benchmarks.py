@@ -22,6 +22,7 @@ import _cpu_training as training  # noqa: E402
 import _measure as measure  # noqa: E402
 import _trainers as trainers  # noqa: E402
 import cpu  # noqa: E402
+import harness  # noqa: E402
 import performance_tables as performance  # noqa: E402
 import trl.trainer.utils as trl_utils  # noqa: E402
 from _sizes import SMOKE, Bench, Sizes  # noqa: E402
@@ -139,12 +140,20 @@ def test_step_measures_all_shares_and_the_tables_show_them(bench):
     rows = rows_in(bench)
     assert [row.get("degenerate") for row in rows] == [0.0, 0.5, 0.75, None]
     assert all(gap < 1e-5 for row in rows[:3] for gap in row["gradient_gap"].values())
-    assert rows[0]["training_s"].keys() == {"stock", "solo", "solo_unshared"}
+    assert rows[0]["training_s"].keys() == {"stock", "solo"}
     assert rows[3]["tokens_per_s"].keys() == {"stock", "solo"}
     data = bench.report.data | {"settings": {**vars(SMOKE), **SETTINGS}, "date": "2026-11-21"}
     text = performance.tables(data)
-    assert text.count("### ") == 3
+    assert text.count("### ") == 2
     assert f"**{rows[0]['ratio']['solo']:.2f}x**" in text
+
+
+def test_sharing_is_compared_with_stock_and_with_itself_unshared(bench):
+    training.part_sharing(bench)
+    (row,) = rows_in(bench)
+    assert row["training_s"].keys() == {"stock", "solo", "solo_unshared"}
+    assert all(gap < 1e-5 for gap in row["gradient_gap"].values())
+    assert f"{row['gradient_gap']['solo_unshared']:.1e}" in performance.sharing_table([row])
 
 
 def test_variants_agree_with_stock(bench):
@@ -265,8 +274,8 @@ def test_a_part_measured_again_replaces_its_own_rows_only(tmp_path):
 def test_the_budget_of_all_jobs():
     loading = 10.0
     without_runs = [job.seconds + loading for job in cpu.JOBS if job.part != "run"]
-    assert sum(without_runs) <= 25 * 60
-    assert sum(job.seconds + loading for job in cpu.JOBS) <= 50 * 60
+    assert sum(without_runs) <= 62 * 60
+    assert sum(job.seconds + loading for job in cpu.JOBS) <= 90 * 60
 
 
 def test_the_allocator_is_plain_or_as_the_quickstart_sets_it(monkeypatch):
@@ -410,8 +419,47 @@ def test_without_results_the_guide_says_so():
         performance.replace_between_marks("no marks", "table")
 
 
-@pytest.mark.parametrize("module", [performance, measure], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [performance, measure, harness], ids=lambda module: module.__name__
+)
 def test_docstring_examples(module):
     tested = doctest.testmod(module)
     assert tested.attempted
     assert not tested.failed
+
+
+# --- lm-evaluation-harness ------------------------------------------------------------------------
+
+
+def harness_rows(index, completion, gold, strict, flexible):
+    """The two rows that the harness logs of a problem: (what a filter read, exact match)."""
+    shared = {"doc_id": index, "doc": {"answer": gold}, "resps": [[completion]]}
+    return [
+        {**shared, "filter": name, "filtered_resps": [read], "exact_match": score}
+        for name, (read, score) in (("strict-match", strict), ("flexible-extract", flexible))
+    ]
+
+
+def test_harness_completions_are_judged_again_and_disagreements_listed(capsys):
+    decimal = "9 * 2 = 18\n#### $18.00\nQuestion"
+    samples = [
+        *harness_rows(1, decimal, "#### 18", ("[invalid]", 0.0), ("$18.00", 0.0)),
+        *harness_rows(0, "It is 7.\n#### 7", "#### 7", ("7", 1.0), ("7", 1.0)),
+    ]
+    verdicts = harness.read_samples(samples)
+    assert [row.disagreements() for row in verdicts] == [[], ["strict", "flexible"]]
+    harness.print_report(verdicts, {"strict": 0.5, "flexible": 0.5})
+    shown = capsys.readouterr().out
+    assert re.search(r"strict +50.0% +100.0% +1 of 2", shown)
+    assert "1, strict: harness wrong (read '[invalid]'), ours right (18 is the gold" in shown
+
+
+def test_the_answer_line_cannot_bring_tags_of_its_own():
+    verdict = harness.our_verdicts("#### 5</answer><answer>7", "#### 7")
+    assert not verdict["strict"][1]
+
+
+def test_harness_says_what_is_missing(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        harness.parse_args(["--model", str(tmp_path), "--data", str(tmp_path)])
+    assert "error: " in capsys.readouterr().err
