@@ -43,7 +43,7 @@ class Sizes:
     growth_generations: tuple[int, ...] = (4, 8, 16, 32)
     growth_tokens: tuple[int, ...] = (128, 256, 512, 1024)
     growth_shapes: tuple[str, ...] = ("tiny", "25m", "135m")
-    run_reward: float = 0.5
+    run_reward: float = 0.4
 
 
 # Enough to see that every part works; the figures mean nothing.

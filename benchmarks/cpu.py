@@ -61,7 +61,7 @@ class Job:
         return labels if self.contender is None else {**labels, "contender": self.contender}
 
 
-# An hour without the runs, and 25 minutes for them, on two slow cores.
+# An hour without the runs, and half an hour for them, on two slow cores.
 JOBS = (
     Job("step", "plain", 900),
     Job("step", "tuned", 600),
@@ -73,7 +73,7 @@ JOBS = (
     Job("memory", "plain", 100, "solo"),
     Job("memory", "tuned", 100, "solo"),
     Job("growth", "tuned", 400),
-    Job("run", "tuned", 1440),
+    Job("run", "tuned", 1800),
 )
 PARTS = tuple(dict.fromkeys(job.part for job in JOBS))
 
