@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from math import gcd, lcm
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,7 +37,7 @@ MERGED, MERGED_DEQUANTISED, BESIDE = "merged", "merged_dequantised", "adapter"
 BESIDE_NF4, MERGED_REQUANTISED = "nf4_adapter", "merged_requantised"
 PRECISIONS = (MERGED, MERGED_DEQUANTISED, BESIDE, BESIDE_NF4, MERGED_REQUANTISED)
 
-EVALUATION_ENGINES = ("transformers", "continuous")
+EVALUATION_ENGINES = ("transformers", "continuous", "vllm")
 
 # Defaults that suit one GPU and LoRA; TRL's own are for full fine-tuning on a cluster.
 # A recipe in configs/ names only what differs from these.
@@ -467,8 +468,8 @@ class EvaluationArguments:
     )
     engine: str = field(
         default="transformers",
-        metadata={"help": "What generates: our loop on transformers, or transformers' own "
-                  "continuous batching", "choices": list(EVALUATION_ENGINES)},
+        metadata={"help": "What generates: our loop on transformers, transformers' own continuous "
+                  "batching, or vLLM where it is installed", "choices": list(EVALUATION_ENGINES)},
     )  # fmt: skip
     num_samples: int = field(
         default=0,
@@ -628,12 +629,17 @@ def _check_evaluation(args: EvaluationArguments, adapter: str | None) -> None:
             "--compare_precisions goes through all precisions under their own labels: leave "
             "--precision and --label out"
         )
-    if args.engine == "continuous" and (
+    if args.engine == "vllm" and find_spec("vllm") is None:
+        raise InputError(
+            "engine vllm: vLLM is not installed; pip install 'sologrpo[vllm]', or use engine "
+            "transformers"
+        )
+    if args.engine != "transformers" and (
         args.compare_precisions or args.precision not in (None, MERGED, MERGED_DEQUANTISED)
     ):
         raise InputError(
-            "engine continuous needs merged weights (on 4-bit weights it has given garbage): use "
-            "precision merged or merged_dequantised, or engine transformers"
+            f"engine {args.engine} needs merged weights (on 4-bit weights engines have given "
+            "garbage): use precision merged or merged_dequantised, or engine transformers"
         )
 
 

@@ -5,8 +5,10 @@ as they are done. Prompts, stop rule and end tokens are the same whichever runs,
 records, but for what rounding does to a close choice between two tokens.
 """
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from math import ceil
 
 from transformers import (
@@ -25,14 +27,15 @@ from sologrpo.generation import (
     greedy_config,
     sampling_config,
 )
+from sologrpo.memory import release_unused
 from sologrpo.stopping import StopStrings
 
 Prompts = Sequence[Sequence[int]]
 Batches = Iterator[list[tuple[int, Completion]]]
 
-# Prompts handed to continuous batching at once: enough to keep a GPU busy, few enough that an
-# interrupted evaluation loses little.
-CONTINUOUS_PROMPTS = 512
+# Prompts handed over at once: enough to keep a GPU busy, few enough that an interrupted evaluation
+# loses little.
+PROMPTS_AT_ONCE = 512
 PAGE_TOKENS = 256  # transformers' own default
 
 
@@ -90,8 +93,8 @@ def _with_continuous_batching(
     was_training = generator.model.training
     generator.model.eval()
     try:
-        for start in range(0, len(prompts), CONTINUOUS_PROMPTS):
-            part = [list(prompt) for prompt in prompts[start : start + CONTINUOUS_PROMPTS]]
+        for start in range(0, len(prompts), PROMPTS_AT_ONCE):
+            part = [list(prompt) for prompt in prompts[start : start + PROMPTS_AT_ONCE]]
             # The seed depends on what is left, as in `generate_in_batches`.
             seed = generator.seed + len(prompts) - start
             done = generator.model.generate_batch(
@@ -131,7 +134,55 @@ def _in_order(done: Mapping[str, GenerationOutput], expected: int) -> list[list[
     return [output.generated_tokens for output in done.values()]
 
 
+def _with_vllm(generator: Generator, prompts: Prompts, config: GenerationConfig) -> Batches:
+    """vLLM on a copy of the merged weights; the model waits in main memory meanwhile."""
+    # Not imported by name: vLLM is optional, and the type checker would ask for it.
+    vllm = import_module("vllm")
+    model, tokenizer = generator.model, generator.tokenizer
+    stops, end_ids = StopStrings(tokenizer, generator.stop_strings), set(config.eos_token_id)
+    settings = {"max_tokens": config.max_new_tokens, "stop_token_ids": sorted(end_ids)}
+    settings |= stops.vllm_settings()
+    settings |= (
+        {"temperature": config.temperature, "top_p": config.top_p}
+        if config.do_sample
+        else {"temperature": 0.0}
+    )
+    device = model.device
+    with tempfile.TemporaryDirectory(prefix="sologrpo-vllm-") as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        model.to("cpu")
+        release_unused()
+        try:
+            llm = vllm.LLM(
+                model=folder,
+                dtype=str(model.dtype).removeprefix("torch."),
+                max_model_len=max(map(len, prompts)) + config.max_new_tokens,
+                seed=generator.seed,
+            )
+            for start in range(0, len(prompts), PROMPTS_AT_ONCE):
+                part = prompts[start : start + PROMPTS_AT_ONCE]
+                # A seed for every request: samples of one problem have the same prompt. It depends
+                # on what is left, so that a resumed evaluation does not draw the same again.
+                seeds = [generator.seed + len(prompts) - start - i for i in range(len(part))]
+                requests = [{"prompt_token_ids": list(prompt)} for prompt in part]
+                params = [vllm.SamplingParams(seed=seed, **settings) for seed in seeds]
+                done = llm.generate(requests, params, use_tqdm=False)
+                yield [
+                    (
+                        row,
+                        completion_of(list(output.outputs[0].token_ids), tokenizer, end_ids, stops),
+                    )
+                    for row, output in enumerate(done, start)
+                ]
+        finally:
+            llm = None  # its memory is wanted for the model
+            release_unused()
+            model.to(device)
+
+
 ENGINES: dict[str, Callable[[Generator, Prompts, GenerationConfig], Batches]] = {
     "transformers": _with_our_loop,
     "continuous": _with_continuous_batching,
+    "vllm": _with_vllm,
 }

@@ -591,6 +591,10 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             seed=sampler.seed,
         )
 
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """Write none: `adapter/` has its own card, and TRL's does not know a base model on disk."""
+        # grpo_trainer.py:3389 asks for one with every checkpoint.
+
     def _save_rng_state(self, output_dir: str) -> None:
         # transformers 5.23.0, trainer.py:3395: before `trainer_state.json`, which closes a
         # checkpoint.

@@ -135,6 +135,7 @@ def test_run_directory(runs: tuple[Path, Path, str], tiny_llama: Path) -> None:
     assert adapter["base_model_name_or_path"] == str(tiny_llama)
     assert (run / "report.html").read_text(encoding="utf-8").count("<html") == 1
     assert (run / "reward_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert not (run / "README.md").exists()  # TRL's card, of a model it does not know
 
 
 def test_completions_are_kept_with_their_rewards(runs: tuple[Path, Path, str]) -> None:

@@ -266,7 +266,8 @@ ERRORS = [
     (["--compare_precisions", "--precision", "merged"], "leave --precision"),
     (["--engine", "continuous", "--precision", "nf4_adapter"], "needs merged weights"),
     (["--engine", "continuous", "--compare_precisions"], "needs merged weights"),
-    (["--engine", "vllm"], "invalid choice: 'vllm'"),
+    (["--engine", "vllm"], "vLLM is not installed; pip install 'sologrpo[vllm]'"),
+    (["--engine", "sglang"], "invalid choice: 'sglang'"),
     (["--write"], "--write belongs to --regrade"),
     (["--num_sample", "4"], "did you mean 'num_samples'"),
 ]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from sologrpo import completion_log, evaluation, generation
+from sologrpo import completion_log, evaluation, evaluation_engines, generation
 from sologrpo.completion_log import CompletionLog, Done, check_same_settings
 from sologrpo.config import EvaluationSettings, RunArguments, parse_evaluation
 from sologrpo.data import build_prompts, prompt_token_ids, render_prompt
@@ -635,6 +636,60 @@ def test_continuous_batching_says_what_failed(
     ids = prompt_token_ids(prompts(3)["prompt"], tokenizer)
     with pytest.raises(InputError, match="failed on 3 of 3 prompts; use --engine transformers"):
         list(generator.complete(ids))
+
+
+class StandInVllm:
+    """vLLM's interface as far as it is used, over transformers; it keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.params: list[dict[str, Any]] = []
+        self.loaded: list[dict[str, Any]] = []
+
+    def SamplingParams(self, **settings: Any) -> dict[str, Any]:
+        self.params.append(settings)
+        return settings
+
+    def LLM(self, model: str, dtype: str, **settings: Any) -> "StandInVllm":
+        self.policy = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+        self.loaded.append({"dtype": dtype, **settings})
+        return self
+
+    def generate(
+        self, requests: list[dict[str, Any]], params: list[dict[str, Any]], use_tqdm: bool
+    ) -> list[Any]:
+        done = []
+        for request, settings in zip(requests, params, strict=True):
+            ids = torch.tensor([request["prompt_token_ids"]])
+            torch.manual_seed(settings["seed"])
+            drawn = {"do_sample": True, "temperature": settings["temperature"]}
+            output = self.policy.generate(
+                ids, max_new_tokens=settings["max_tokens"], pad_token_id=0,
+                eos_token_id=settings["stop_token_ids"],
+                **(drawn if settings["temperature"] else {"do_sample": False}),
+            )  # fmt: skip
+            tokens = tuple(output[0, ids.size(1) :].tolist())
+            done.append(SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens)]))
+        return done
+
+
+def test_vllm_gives_the_same_records(
+    tmp_path: Path, tiny_llama: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    stand_in = StandInVllm()
+    monkeypatch.setitem(sys.modules, "vllm", stand_in)  # type: ignore[misc]
+    monkeypatch.setattr("sologrpo.config.find_spec", lambda name: name)
+    monkeypatch.setattr(evaluation_engines, "PROMPTS_AT_ONCE", 4)
+    written = []
+    for engine in ("transformers", "vllm"):
+        settings = parse(tiny_llama, tmp_path / engine, "--engine", engine, "--num_samples", "2")
+        written.append(evaluate(model, tokenizer, prompts(6), settings, "model")[0])
+    greedy = [[replace(record, samples=()) for record in records] for records in written]
+    assert greedy[0] == greedy[1]
+    assert [params["temperature"] for params in stand_in.params] == [0.0] * 6 + [1.0] * 12
+    assert stand_in.loaded[0]["dtype"] == "float32"
+    drawn = [params["seed"] for params in stand_in.params[6:]]
+    assert len(set(drawn)) == len(drawn)
 
 
 def test_precisions_are_compared_with_the_trained_one() -> None:
