@@ -20,7 +20,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model quickstart smoke bench test check format clean
+.PHONY: help setup doctor model quickstart smoke bench test check format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ $(READY): pyproject.toml constraints.txt
 		echo "error: cannot make $(VENV); Debian and Ubuntu need python3-venv for it" >&2; exit 1; }
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
 	@touch $@
+
+doctor: $(READY)  ## look whether this machine can train, and say what to mend
+	@$(BIN)/python -m sologrpo.doctor
 
 model: $(READY)  ## fetch the quickstart model, 93 MB, into models/
 	$(BIN)/python -m quickstart.get_model
