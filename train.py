@@ -16,6 +16,7 @@ from sologrpo.checkpoints import StopWithCheckpoint, train_from
 from sologrpo.config import ADAPTER, parse_config
 from sologrpo.data import load_train_and_validation
 from sologrpo.device import prepare_cpu
+from sologrpo.diagnosis import Diagnosis
 from sologrpo.errors import one_line_errors
 from sologrpo.export import save_adapter
 from sologrpo.model import load_base_model, load_tokenizer
@@ -57,7 +58,13 @@ def main() -> None:
         eval_dataset=validation_dataset,
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),
-        callbacks=[MetricsFile(), ConsoleLog(console), ValidateAtEnd(), stop],
+        callbacks=[
+            MetricsFile(),
+            ConsoleLog(console),
+            Diagnosis(console, args.max_completion_length),
+            ValidateAtEnd(),
+            stop,
+        ],
     )
     trainer.remove_callback(PrinterCallback)  # prints each log as a dictionary
     trainer.remove_callback(ProgressCallback)

@@ -10,6 +10,7 @@ from trl import ModelConfig
 from sologrpo.config import RunArguments, SoloGRPOConfig
 from sologrpo.data import describe_lengths, prompt_lengths, render_prompt
 from sologrpo.device import describe_device
+from sologrpo.diagnosis import print_warning, suspicious_settings
 from sologrpo.errors import InputError
 from sologrpo.model import pick_dtype
 
@@ -30,6 +31,9 @@ def print_plan(
     check_fills_a_batch(args, len(train_dataset))
     for name, text in plan_lines(run, args, model, train_dataset, tokenizer):
         console.print(f"{name:<8} {text}", highlight=False, markup=False, soft_wrap=True)
+    steps = optimizer_steps(args, len(train_dataset))
+    for text in suspicious_settings(run, args, steps, tokenizer):
+        print_warning(console, text)
     if run.dry_run:
         console.print("\nfirst prompt, as the model sees it:", highlight=False)
         prompt = render_prompt(train_dataset[0]["prompt"], tokenizer)
