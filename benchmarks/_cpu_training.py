@@ -26,32 +26,34 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 DEGENERATE = (0.0, 0.5, 0.75)
 
 
-def step_workload(bench: Bench, **changes: Any) -> Workload:
+def step_workload(bench: Bench, prompts: int | None = None, **changes: Any) -> Workload:
     """A step of the quickstart's problems, on completions that the model sampled once.
 
     Args:
         bench: names the policy, and the sizes of the step.
+        prompts: of the step, if not those of the sizes; their completions are kept apart.
         changes: of the config.
     """
-    sizes = bench.sizes
+    sizes, prompts = bench.sizes, prompts or bench.sizes.prompts
     shape = {
         "num_generations": sizes.generations,
         "per_device_train_batch_size": sizes.micro_batch,
-        "gradient_accumulation_steps": sizes.prompts * sizes.generations // sizes.micro_batch,
+        "gradient_accumulation_steps": prompts * sizes.generations // sizes.micro_batch,
         "max_completion_length": sizes.completion_tokens,
     }
     workload = quickstart_workload(settings_for(bench.model, bench.scratch, **shape | changes))
-    workload.load(bench.samples)
+    workload.kept_in = bench.samples.with_suffix(f".{prompts}.json")
+    workload.load()
     return workload
 
 
-def warm_up(contenders: dict[str, Contender], samples: Path) -> None:
+def warm_up(contenders: dict[str, Contender]) -> None:
     """Let each contender take a step; the first one's samples are everybody's completions."""
     for contender in contenders.values():
         contender.workload.degenerate = DEGENERATE[-1]  # quick for ours
         contender.train()
         contender.workload.degenerate = 0.0
-        contender.workload.save(samples)
+        contender.workload.save()
 
 
 def compare_steps(contenders: dict[str, Contender], repeats: int, seconds: float, row: Row) -> None:
@@ -107,7 +109,7 @@ def part_step(bench: Bench) -> None:
     """One training step on the same completions, and the sampling that comes before it."""
     workload = step_workload(bench)
     contenders = build(["stock", "solo"], workload)
-    warm_up(contenders, bench.samples)
+    warm_up(contenders)
     repeats = bench.sizes.repeats
     for i, share in enumerate(DEGENERATE):
         workload.degenerate = share
@@ -124,7 +126,7 @@ def part_sharing(bench: Bench) -> None:
     """The same step with and without `share_prompts`: its default is chosen here."""
     workload = step_workload(bench)
     contenders = build(["stock", "solo", "solo_unshared"], workload)
-    warm_up(contenders, bench.samples)
+    warm_up(contenders)
     repeats, seconds = bench.sizes.repeats, bench.report.time_left()
     bench.variant("sharing", partial(compare_steps, contenders, repeats, seconds))
 
@@ -136,11 +138,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def part_variants(bench: Bench) -> None:
-    """The step with a reference model, and two steps on one generation batch."""
+    """The step on half the prompts with a reference model, and two steps on one batch."""
     for i, (variant, changes) in enumerate(VARIANTS.items()):
-        workload = step_workload(bench, **changes)
+        workload = step_workload(bench, bench.sizes.prompts // 2, **changes)
         contenders = build(["stock", "solo"], workload)
-        warm_up(contenders, bench.samples)
+        warm_up(contenders)
         seconds = bench.report.time_left() / (len(VARIANTS) - i)
         measure = partial(compare_steps, contenders, bench.sizes.repeats, seconds)
         bench.variant("variants", measure, variant=variant)

@@ -73,7 +73,7 @@ class Bench:
         report: takes the rows.
         model: folder of the policy.
         sizes: of the work.
-        samples: file with the completions of a step, once the first process has written them.
+        samples: name of the files with the completions of a step, which the first process writes.
         labels: of all rows: `allocator`, and `contender` where a process has one only.
     """
 

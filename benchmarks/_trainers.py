@@ -86,6 +86,7 @@ class Workload:
         prompts: token ids of the prompts, one for each completion, once they are known.
         completions: token ids that every contender trains on, once they are known.
         invent: makes completions for prompts; without it the first contender samples them.
+        kept_in: file that hands prompts and completions on to the next process, if there is one.
     """
 
     settings: Settings
@@ -96,6 +97,7 @@ class Workload:
     prompts: list[list[int]] | None = None
     completions: list[list[int]] | None = None
     invent: Callable[[list[list[int]]], list[list[int]]] | None = None
+    kept_in: Path | None = None
 
     def rewards(self, completions: list[Any], **_: Any) -> list[float]:
         """Score by place alone."""
@@ -121,14 +123,15 @@ class Workload:
             raise RuntimeError("a contender was given other prompts than those of the completions")
         return self.completions
 
-    def save(self, file: Path) -> None:
+    def save(self) -> None:
         """Write prompts and completions for another process."""
-        file.write_text(json.dumps([self.prompts, self.completions]))
+        if self.kept_in is not None:
+            self.kept_in.write_text(json.dumps([self.prompts, self.completions]))
 
-    def load(self, file: Path) -> None:
-        """Read what `save` wrote, if there is such a file."""
-        if file.exists():
-            self.keep(*json.loads(file.read_text()))
+    def load(self) -> None:
+        """Read what `save` wrote, if it has."""
+        if self.kept_in is not None and self.kept_in.exists():
+            self.keep(*json.loads(self.kept_in.read_text()))
 
     def describe(self) -> dict[str, float]:
         """Sizes, in tokens, of what is trained on."""

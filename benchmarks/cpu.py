@@ -66,7 +66,7 @@ JOBS = (
     Job("step", "plain", 900),
     Job("step", "tuned", 600),
     Job("sharing", "tuned", 300),
-    Job("variants", "tuned", 400),
+    Job("variants", "tuned", 500),
     Job("sampling", "tuned", 200),
     Job("evaluation", "tuned", 300),
     Job("memory", "plain", 200, "stock"),

@@ -111,13 +111,13 @@ def test_degenerate_groups_earn_nothing_and_the_others_differ(tiny_llama, tmp_pa
 
 
 def test_completions_survive_the_way_to_another_process(tmp_path):
-    workload = trainers.Workload(None, None, None, None)
-    workload.load(tmp_path / "none.json")
+    workload = trainers.Workload(None, None, None, None, kept_in=tmp_path / "kept.json")
+    workload.load()
     assert workload.completions is None
     workload.keep([[1, 2]], [[3, 4, 5]])
-    workload.save(tmp_path / "kept.json")
-    other = trainers.Workload(None, None, None, None)
-    other.load(tmp_path / "kept.json")
+    workload.save()
+    other = trainers.Workload(None, None, None, None, kept_in=tmp_path / "kept.json")
+    other.load()
     assert other.completions_for([[1, 2]]) == [[3, 4, 5]]
     assert other.describe()["completion_tokens"] == 3
 
@@ -274,7 +274,7 @@ def test_a_part_measured_again_replaces_its_own_rows_only(tmp_path):
 def test_the_budget_of_all_jobs():
     loading = 10.0
     without_runs = [job.seconds + loading for job in cpu.JOBS if job.part != "run"]
-    assert sum(without_runs) <= 62 * 60
+    assert sum(without_runs) <= 64 * 60
     assert sum(job.seconds + loading for job in cpu.JOBS) <= 95 * 60
 
 
