@@ -40,7 +40,7 @@ def main() -> None:
     tokenizer = load_tokenizer(model_args.model_name_or_path, args.trust_remote_code)
     train_dataset, validation_dataset = load_train_and_validation(run, tokenizer, args.seed)
     reward_funcs = load_rewards(run.rewards, train_dataset.column_names)
-    print_plan(console, run, args, model_args, train_dataset, tokenizer)
+    print_plan(console, run, args, model_args, train_dataset, tokenizer, reward_funcs)
     if run.dry_run:
         return
 

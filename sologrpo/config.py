@@ -63,6 +63,9 @@ ONE_GPU_DEFAULTS: dict[str, Any] = {
     "lora_target_modules": "all-linear",
 }
 
+# Where a setting can come from, beside a config file.
+COMMAND_LINE, PROJECT = "command line", "SoloGRPO"
+
 BATCH_COUNTS = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size",
     "steps_per_generation", "num_iterations",
@@ -359,6 +362,23 @@ def parse_config(
     _resolve_rewards(run_args)
     _cross_check(run_args, trainer_args, model_args)
     return run_args, trainer_args, model_args
+
+
+def origins(argv: Sequence[str] | None = None) -> dict[str, str]:
+    """Where each setting comes from that is not a default of TRL's, by key.
+
+    The command line wins over the config file, and that over this project's defaults.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    path = _config_path(args)
+    found = dict.fromkeys(ONE_GPU_DEFAULTS, PROJECT)
+    if path is not None:
+        found |= dict.fromkeys(_read_yaml_mapping(path), str(path))
+    given = (arg[2:].partition("=")[0] for arg in args if arg.startswith("--"))
+    found |= dict.fromkeys((key.replace("-", "_") for key in given), COMMAND_LINE)
+    for name in ("config", "dry_run", "traceback"):
+        found.pop(name, None)
+    return found
 
 
 def _config_path(args: list[str]) -> Path | None:

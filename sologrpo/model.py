@@ -45,7 +45,7 @@ def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTra
             name_or_path, trust_remote_code=trust_remote_code, padding_side="left"
         )
     except (OSError, ValueError) as error:
-        raise _cannot_load(name_or_path, error) from error
+        raise cannot_load(name_or_path, error) from error
     if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
         tokenizer.pad_token = _spare_token(tokenizer)
     return tokenizer
@@ -97,12 +97,13 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
             "use load_in_4bit: true or a smaller model"
         ) from error
     except (OSError, ValueError) as error:
-        raise _cannot_load(str(model_args.model_name_or_path), error) from error
+        raise cannot_load(str(model_args.model_name_or_path), error) from error
     keep_nf4_trainable(model)
     return model
 
 
-def _cannot_load(name_or_path: str, error: BaseException) -> InputError:
+def cannot_load(name_or_path: str, error: BaseException) -> InputError:
+    """The one line for a model that is not there."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return InputError(
         f"cannot load model {name_or_path!r}: {reason} A local folder works without a hub, "

@@ -1,18 +1,25 @@
 """The plan of a run, printed before anything is loaded that costs time."""
 
+from collections.abc import Sequence
 from math import ceil, gcd, lcm
+from pathlib import Path
 
 from datasets import Dataset
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
 
-from sologrpo.config import RunArguments, SoloGRPOConfig
+from rewards import Reward, parse_gold
+from rewards.checking import reward_name
+from sologrpo.config import COMMAND_LINE, PROJECT, RunArguments, SoloGRPOConfig, origins
 from sologrpo.data import describe_lengths, prompt_lengths, render_prompt
 from sologrpo.device import describe_device
 from sologrpo.diagnosis import print_warning, suspicious_settings
 from sologrpo.errors import InputError
+from sologrpo.footprint import Footprint, disk_bytes, footprint, free_disk_bytes
 from sologrpo.model import pick_dtype
+from sologrpo.prompts import PROMPT_FORMATS
+from sologrpo.reward_check import Bench, Trial, render, solution_of
 
 
 def print_plan(
@@ -22,22 +29,108 @@ def print_plan(
     model: ModelConfig,
     train_dataset: Dataset,
     tokenizer: PreTrainedTokenizerBase,
+    rewards: Sequence[Reward] = (),
 ) -> None:
-    """Print what will run, the batch arithmetic spelled out, and one rendered prompt.
+    """Print what will run, the batch arithmetic spelled out, and what looks wrong.
+
+    A dry run prints also where the settings come from, one rendered prompt, and what the rewards
+    say of a made-up right and wrong answer to it.
 
     Raises:
         InputError: if the data does not fill one generation batch.
     """
     check_fills_a_batch(args, len(train_dataset))
-    for name, text in plan_lines(run, args, model, train_dataset, tokenizer):
-        console.print(f"{name:<8} {text}", highlight=False, markup=False, soft_wrap=True)
+    size = footprint(model, args.trust_remote_code)
+    for name, text in plan_lines(run, args, model, train_dataset, tokenizer, size):
+        _print(console, f"{name:<8} {text}")
     steps = optimizer_steps(args, len(train_dataset))
+    needed, free = disk_bytes(args, size, steps), free_disk_bytes(Path(args.output_dir))
+    if needed > free:
+        print_warning(
+            console,
+            f"the run writes {_gib(needed)}, and the disk has {_gib(free)} free: lower "
+            "save_total_limit, or take another output_dir",
+        )
     for text in suspicious_settings(run, args, steps, tokenizer):
         print_warning(console, text)
     if run.dry_run:
-        console.print("\nfirst prompt, as the model sees it:", highlight=False)
-        prompt = render_prompt(train_dataset[0]["prompt"], tokenizer)
-        console.print(prompt, highlight=False, markup=False, soft_wrap=True)
+        _print(console, "\nsettings, and where they come from:")
+        for line in setting_lines(run, args, model):
+            _print(console, line)
+        _print(console, "\nfirst prompt, as the model sees it:")
+        _print(console, render_prompt(train_dataset[0]["prompt"], tokenizer))
+        _print(console, "\nwhat the rewards say of made-up answers to it:")
+        for line in score_lines(run, args, train_dataset.select([0]), tokenizer, rewards):
+            _print(console, line)
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def setting_lines(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> list[str]:
+    """A line for each setting that is not TRL's default: key, value, origin."""
+    rows = []
+    for key, origin in sorted(origins().items(), key=_by_precedence):
+        owner = next((part for part in (run, args, model) if hasattr(part, key)), None)
+        if owner is not None:
+            value = getattr(owner, key)
+            rows.append((key, str(getattr(value, "value", value)), origin))
+    widths = [max(len(row[i]) for row in rows) for i in range(2)]
+    lines = [f"{key:<{widths[0]}}  {_short(value, 40):<{min(widths[1], 40)}}  {origin}"
+             for key, value, origin in rows]  # fmt: skip
+    return [*lines, "everything else is TRL's default; config.yaml of a run names it all"]
+
+
+def _by_precedence(setting: tuple[str, str]) -> tuple[bool, bool, str]:
+    key, origin = setting
+    return origin == PROJECT, origin != COMMAND_LINE, key
+
+
+def _short(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def score_lines(
+    run: RunArguments,
+    args: SoloGRPOConfig,
+    rows: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    rewards: Sequence[Reward],
+) -> list[str]:
+    """What each reward gives a right and a wrong completion of the first row, and their sum.
+
+    Raises:
+        RewardError: if a reward raises, or returns what cannot be trained on.
+    """
+    answer, prompt_format = rows[0]["answer"], PROMPT_FORMATS[run.prompt_format]
+    gold = parse_gold(answer)
+    texts = {
+        "right": render(prompt_format, solution_of(answer), gold),
+        "wrong": render(prompt_format, solution_of(answer), str(int(gold) + 1)),
+        "no answer": solution_of(answer),
+    }
+    trials = [Trial(0, case, text) for case, text in texts.items()]
+    bench = Bench(rows, len(trials), tokenizer, args.max_completion_length)
+    weights = args.reward_weights or [1.0] * len(rewards)
+    scores = {reward_name(reward): bench.scores(reward, trials) for reward in rewards}
+    sums = [
+        sum(weight * (column[i] or 0.0)
+            for weight, column in zip(weights, scores.values(), strict=True))
+        for i in range(len(trials))
+    ]  # fmt: skip
+    table = {"": list(texts), **scores, "weighted sum": sums}
+    width = max(map(len, table))
+    return [
+        f"{name:<{width}}" + "".join(f"  {_cell(value):>9}" for value in values)
+        for name, values in table.items()
+    ]
+
+
+def _cell(value: str | float | None) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else f"{value:.2f}"
 
 
 def plan_lines(
@@ -46,19 +139,37 @@ def plan_lines(
     model: ModelConfig,
     train_dataset: Dataset,
     tokenizer: PreTrainedTokenizerBase,
+    size: Footprint,
 ) -> list[tuple[str, str]]:
     """The plan as (label, text) pairs."""
     quantised = "4-bit NF4" if model.load_in_4bit else "not quantised"
     dtype = str(pick_dtype(model.dtype)).removeprefix("torch.")
     lengths = prompt_lengths(train_dataset, tokenizer)
+    steps = optimizer_steps(args, len(train_dataset))
+    share = size.trainable / size.total
+    needed, free = disk_bytes(args, size, steps), free_disk_bytes(Path(args.output_dir))
     return [
         ("device", f"{describe_device()}, {dtype}"),
-        ("model", f"{model.model_name_or_path}, {quantised}, LoRA r {model.lora_r}"),
+        (
+            "model",
+            f"{model.model_name_or_path}, {size.total / 1e6:,.0f}M parameters, {quantised}, "
+            f"{_gib(size.weights_bytes)}",
+        ),
+        (
+            "adapter",
+            f"LoRA r {model.lora_r}, {size.trainable / 1e6:,.1f}M parameters ({share:.1%}), "
+            f"{_gib(size.adapter_bytes)} with gradient and optimizer",
+        ),
         ("data", f"{run.dataset_name}: {len(train_dataset)} prompts, {describe_lengths(lengths)}"),
         ("rewards", ", ".join(str(reward) for reward in run.rewards)),
         ("batch", batch_arithmetic(args)),
-        ("run", f"{optimizer_steps(args, len(train_dataset))} optimizer steps, {args.output_dir}"),
+        ("run", f"{steps} optimizer steps, {args.output_dir}"),
+        ("disk", f"{_gib(needed)} of {_gib(free)} free"),
     ]
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**28 else f"{size / 2**20:.0f} MiB"
 
 
 def batch_arithmetic(args: SoloGRPOConfig) -> str:

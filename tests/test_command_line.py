@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -455,6 +456,11 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert "strict_format, tiny:digit_share" in printed.stdout
     assert "<|im_start|>system" in printed.stdout
     assert "####" not in printed.stdout
+    assert re.search(r"^dry_run", printed.stdout, re.MULTILINE) is None
+    assert re.search(r"^num_generations +4 +\S+\.yaml$", printed.stdout, re.MULTILINE)
+    assert re.search(r"^use_bnb_nested_quant .* SoloGRPO$", printed.stdout, re.MULTILINE)
+    assert re.search(r"^adapter  LoRA r \d+, 0\.\dM parameters", printed.stdout, re.MULTILINE)
+    assert re.search(r"^strict_format +1\.00 +1\.00 +-1\.00$", printed.stdout, re.MULTILINE)
     assert list(tmp_path.iterdir()) == []
 
 

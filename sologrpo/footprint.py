@@ -1,0 +1,113 @@
+"""How large a run is, computed from the model's config alone: nothing is loaded."""
+
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from accelerate import init_empty_weights
+from peft import get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
+from trl import ModelConfig, get_peft_config
+
+from sologrpo.config import SoloGRPOConfig
+from sologrpo.model import cannot_load, pick_dtype
+
+# NF4 (bitsandbytes): half a byte a weight, an fp32 scale for every 64 weights; with double
+# quantisation that scale is one byte, and an fp32 one for every 256 of those.
+NF4_BLOCK, NF4_NESTED_BLOCK = 64, 256
+FP32 = 4
+ADAM_MOMENTS = 2
+TOKENIZER_BYTES = 12 * 2**20  # of a checkpoint; Llama 3's, others are smaller
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Sizes of the policy.
+
+    Attributes:
+        total: parameters of the base model.
+        trainable: parameters of the adapter.
+        weights_bytes: frozen weights on the device.
+        adapter_bytes: adapter, its gradient and Adam's two moments, all in fp32.
+        checkpoint_bytes: one `checkpoint-N/`.
+    """
+
+    total: int
+    trainable: int
+    weights_bytes: int
+    adapter_bytes: int
+    checkpoint_bytes: int
+
+
+def footprint(model_args: ModelConfig, trust_remote_code: bool = False) -> Footprint:
+    """Count a model that is built without its weights.
+
+    Raises:
+        InputError: if there is no config of such a model.
+    """
+    name = model_args.model_name_or_path
+    try:
+        config = AutoConfig.from_pretrained(
+            name, revision=model_args.model_revision, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise cannot_load(str(name), error) from error
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    model.tie_weights()
+    total = sum(p.numel() for p in model.parameters())
+    quantised = _quantised(model) if model_args.load_in_4bit else 0
+    dtype = pick_dtype(model_args.dtype)
+    nested = bool(model_args.use_bnb_nested_quant)
+    weights = quantised * _nf4_bytes(nested) + (total - quantised) * dtype.itemsize
+
+    peft_config = get_peft_config(model_args)
+    trainable = 0
+    if peft_config is not None:
+        with init_empty_weights():
+            policy = get_peft_model(model, peft_config)
+        trainable = sum(p.numel() for p in policy.parameters() if p.requires_grad)
+    return Footprint(
+        total=total,
+        trainable=trainable,
+        weights_bytes=math.ceil(weights),
+        adapter_bytes=trainable * FP32 * (2 + ADAM_MOMENTS),
+        checkpoint_bytes=trainable * FP32 * (1 + ADAM_MOMENTS) + TOKENIZER_BYTES,
+    )
+
+
+def _quantised(model: torch.nn.Module) -> int:
+    """Weights that bitsandbytes quantises: those of linear layers, but for the LM head."""
+    kept = BitsAndBytesConfig(load_in_4bit=True).llm_int8_skip_modules or ["lm_head"]
+    return sum(
+        module.weight.numel()
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and name.rpartition(".")[2] not in kept
+    )
+
+
+def _nf4_bytes(nested: bool) -> float:
+    scale = 1 + FP32 / NF4_NESTED_BLOCK if nested else FP32
+    return 0.5 + scale / NF4_BLOCK
+
+
+def disk_bytes(args: SoloGRPOConfig, size: Footprint, steps: int) -> int:
+    """What the run writes at most at one time: its checkpoints, and the adapter."""
+    if args.save_strategy == "no":
+        saved = 0
+    else:
+        every = args.save_steps if args.save_strategy == "steps" else steps
+        saved = max(1, math.ceil(steps / every))
+    # The newest is written before the oldest is removed; the best one may be kept beside them.
+    limit = args.save_total_limit
+    kept = saved if limit is None else min(saved, limit + 1 + args.load_best_model_at_end)
+    return kept * size.checkpoint_bytes + size.trainable * FP32
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """Free space of the disk that a folder is or will be on."""
+    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents)
+                    if parent.exists())  # fmt: skip
+    return shutil.disk_usage(existing).free
