@@ -22,7 +22,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from sologrpo.plan import optimizer_steps
+from sologrpo.schedule import optimizer_steps
 
 STATE = "trainer_state.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

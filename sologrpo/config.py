@@ -198,6 +198,11 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
         metadata={"help": "How completions are sampled; auto: the fastest that agrees with the "
                   "trainer", "choices": ["auto", *SAMPLING_ENGINES]},
     )  # fmt: skip
+    max_nonfinite_steps: int = field(
+        default=0,
+        metadata={"help": "Optimizer steps that are left out because their loss or gradient is not "
+                  "a finite number, before the run stops"},
+    )  # fmt: skip
     sampling_token_budget: int | None = field(
         default=None,
         metadata={"help": "Tokens (padding counted) of prompts and completions that are sampled at "

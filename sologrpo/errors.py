@@ -11,24 +11,29 @@ class InputError(ValueError):
     """The user's input cannot work; the message is one line and names the mend."""
 
 
+class RunError(RuntimeError):
+    """A run cannot go on; the message is one line, with what is saved and the mend."""
+
+
 def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap a script's `main`: an `InputError` prints its line and exits with 2.
 
-    A reward that breaks off the run is shown with its own traceback, without the trainer's; exit 1.
+    So does a `RunError`, with 1. A reward that breaks off the run is shown with its own traceback,
+    without the trainer's; exit 1.
     Any other exception is a defect or the machine's failure and keeps its traceback.
-    `--traceback` on the command line keeps the traceback of an `InputError` too.
+    `--traceback` on the command line keeps all tracebacks.
     """
 
     @wraps(main)
     def wrapped() -> None:
         try:
             main()
-        except (InputError, RewardSpecError, RewardError) as error:
+        except (InputError, RewardSpecError, RewardError, RunError) as error:
             if "--traceback" in sys.argv:
                 raise
             if isinstance(error, RewardError):
                 print(error.own_traceback(), file=sys.stderr, end="")
             print(f"error: {error}", file=sys.stderr)
-            sys.exit(1 if isinstance(error, RewardError) else 2)
+            sys.exit(1 if isinstance(error, RewardError | RunError) else 2)
 
     return wrapped

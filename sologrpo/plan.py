@@ -1,7 +1,6 @@
 """The plan of a run, printed before anything is loaded that costs time."""
 
 from collections.abc import Sequence
-from math import ceil, gcd, lcm
 from pathlib import Path
 
 from datasets import Dataset
@@ -15,11 +14,12 @@ from sologrpo.config import COMMAND_LINE, PROJECT, RunArguments, SoloGRPOConfig,
 from sologrpo.data import describe_lengths, prompt_lengths, render_prompt
 from sologrpo.device import describe_device
 from sologrpo.diagnosis import print_warning, suspicious_settings
-from sologrpo.errors import InputError
 from sologrpo.footprint import Footprint, disk_bytes, footprint, free_disk_bytes
 from sologrpo.model import pick_dtype
 from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.reward_check import Bench, Trial, render, solution_of
+from sologrpo.run import resolved_config
+from sologrpo.schedule import batch_arithmetic, check_fills_a_batch, optimizer_steps
 
 
 def print_plan(
@@ -70,15 +70,13 @@ def _print(console: Console, text: str) -> None:
 
 def setting_lines(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> list[str]:
     """A line for each setting that is not TRL's default: key, value, origin."""
-    rows = []
-    for key, origin in sorted(origins().items(), key=_by_precedence):
-        owner = next((part for part in (run, args, model) if hasattr(part, key)), None)
-        if owner is not None:
-            value = getattr(owner, key)
-            rows.append((key, str(getattr(value, "value", value)), origin))
-    widths = [max(len(row[i]) for row in rows) for i in range(2)]
-    lines = [f"{key:<{widths[0]}}  {_short(value, 40):<{min(widths[1], 40)}}  {origin}"
-             for key, value, origin in rows]  # fmt: skip
+    values = resolved_config(run, args, model)  # with tokens masked
+    found = [item for item in origins().items() if item[0] in values]
+    width = max(len(key) for key, _ in found)
+    lines = [
+        f"{key:<{width}}  {_short(str(values[key]), 40):<40}  {origin}"
+        for key, origin in sorted(found, key=_by_precedence)
+    ]
     return [*lines, "everything else is TRL's default; config.yaml of a run names it all"]
 
 
@@ -113,17 +111,16 @@ def score_lines(
     trials = [Trial(0, case, text) for case, text in texts.items()]
     bench = Bench(rows, len(trials), tokenizer, args.max_completion_length)
     weights = args.reward_weights or [1.0] * len(rewards)
-    scores = {reward_name(reward): bench.scores(reward, trials) for reward in rewards}
+    scores = [bench.scores(reward, trials) for reward in rewards]
     sums = [
-        sum(weight * (column[i] or 0.0)
-            for weight, column in zip(weights, scores.values(), strict=True))
+        sum(weight * (column[i] or 0.0) for weight, column in zip(weights, scores, strict=True))
         for i in range(len(trials))
-    ]  # fmt: skip
-    table = {"": list(texts), **scores, "weighted sum": sums}
-    width = max(map(len, table))
+    ]
+    names = ["", *map(reward_name, rewards), "weighted sum"]
+    width = max(map(len, names))
     return [
         f"{name:<{width}}" + "".join(f"  {_cell(value):>9}" for value in values)
-        for name, values in table.items()
+        for name, values in zip(names, [list(texts), *scores, sums], strict=True)
     ]
 
 
@@ -170,69 +167,3 @@ def plan_lines(
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**28 else f"{size / 2**20:.0f} MiB"
-
-
-def batch_arithmetic(args: SoloGRPOConfig) -> str:
-    """Spell out how completions, prompts and optimizer steps hang together."""
-    updates = _updates_of_a_batch(args)
-    return (
-        f"{_prompts_of_a_batch(args)} prompts x {args.num_generations} completions = "
-        f"{args.generation_batch_size} a generation batch, {updates} optimizer "
-        f"step{'s' * (updates > 1)} of {_completions_of_a_step(args)} on each; "
-        f"up to {args.max_completion_length} tokens a completion"
-    )
-
-
-def check_fills_a_batch(args: SoloGRPOConfig, n_prompts: int) -> None:
-    """Refuse data that TRL would drop as an incomplete batch, training on nothing.
-
-    Raises:
-        InputError: if the data does not fill one generation batch.
-    """
-    needed = _prompts_of_a_batch(args)
-    if n_prompts < needed:
-        raise InputError(
-            f"{n_prompts} training rows do not fill a generation batch of {needed} prompts "
-            f"({args.generation_batch_size} completions / num_generations {args.num_generations}): "
-            f"give at least {needed} rows, or {_batch_that_fits(args, n_prompts)}"
-        )
-
-
-def _batch_that_fits(args: SoloGRPOConfig, n_prompts: int) -> str:
-    """The largest settings under which so many prompts fill a generation batch."""
-    completions, step = n_prompts * args.num_generations, _completions_of_a_step(args)
-    whole = lcm(step, args.num_generations)
-    if whole <= completions:
-        return f"set generation_batch_size {completions // whole * whole}"
-    per_size = step // args.per_device_train_batch_size
-    unit = args.num_generations // gcd(args.num_generations, per_size)
-    size = completions // per_size // unit * unit
-    if not size:
-        return f"lower gradient_accumulation_steps {args.gradient_accumulation_steps}"
-    return f"set per_device_train_batch_size {size} and generation_batch_size {size * per_size}"
-
-
-def optimizer_steps(args: SoloGRPOConfig, n_prompts: int) -> int:
-    """Optimizer steps of the run: `max_steps`, or what the epochs give.
-
-    An epoch is whole generation batches; the prompts that do not fill the last one are left out.
-    """
-    if args.max_steps > 0:
-        return int(args.max_steps)
-    steps_of_an_epoch = n_prompts // _prompts_of_a_batch(args) * _updates_of_a_batch(args)
-    steps: int = ceil(args.num_train_epochs * steps_of_an_epoch)
-    return steps
-
-
-def _prompts_of_a_batch(args: SoloGRPOConfig) -> int:
-    return int(args.generation_batch_size // args.num_generations)
-
-
-def _completions_of_a_step(args: SoloGRPOConfig) -> int:
-    return int(
-        args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    )
-
-
-def _updates_of_a_batch(args: SoloGRPOConfig) -> int:
-    return int(args.generation_batch_size // _completions_of_a_step(args) * args.num_iterations)

@@ -16,6 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Any, TypeVar
 
@@ -54,10 +55,11 @@ from sologrpo.checkpoints import (
 from sologrpo.config import SoloGRPOConfig
 from sologrpo.data import stop_strings
 from sologrpo.engines import TEST_ROWS, Request, Sampler, check_vllm
-from sologrpo.errors import InputError
+from sologrpo.errors import InputError, RunError
 from sologrpo.evaluation import evaluate_greedily
 from sologrpo.memory import TokenBudget, release_unused
 from sologrpo.model import keep_trainable_in_fp32
+from sologrpo.nonfinite import all_finite, save_batch
 from sologrpo.progress import StepMeter, timed
 from sologrpo.prompt_tree import build_prompt_trees
 from sologrpo.sampling import Sampled, can_generate_fast
@@ -112,6 +114,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._stops = StopStrings(self._tokenizer, stop_strings(self.train_dataset))
         self._sampler = self._make_sampler()
         self._vllm_is_checked = False
+        self._nonfinite_steps = 0
         if self.use_vllm:  # vllm_generation.py:672 and 627 hand these to `SamplingParams`
             self.vllm_generation.generation_kwargs |= self._stops.vllm_settings()
         self._log_probs_BT: torch.Tensor  # of the last forward pass
@@ -313,7 +316,33 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             lambda batches: self._backward(model, inputs, batches), rows or [0], inputs
         )
         self._log_micro_batches(logs if rows else [])
+        self._keep_from_weights_if_not_finite(model, inputs, value)
         return value + torch.zeros_like(value, requires_grad=True)
+
+    def _keep_from_weights_if_not_finite(
+        self, model: torch.nn.Module, inputs: dict[str, Any], value: torch.Tensor
+    ) -> None:
+        """Leave out a step whose loss or gradient is no number, or stop if there were too many.
+
+        Raises:
+            RunError: if `max_nonfinite_steps` were left out before.
+        """
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        # A scaled fp16 gradient may overflow: the scaler sees to that, and scales less.
+        if all_finite([value] if self.args.fp16 else [value, *gradients]):
+            return
+        step, self._nonfinite_steps = self.state.global_step + 1, self._nonfinite_steps + 1
+        text = f"the loss or a gradient of step {step} is not a finite number"
+        if self.accelerator.is_main_process:
+            text += f"; its batch is in {save_batch(inputs, Path(self.args.output_dir), step)}"
+        if self._nonfinite_steps > self.args.max_nonfinite_steps:
+            raise RunError(
+                f"{text}: lower learning_rate or max_grad_norm, or allow some with "
+                "max_nonfinite_steps"
+            )
+        logger.warning("%s; the step is left out", text)
+        for parameter in model.parameters():
+            parameter.grad = None  # the optimizer passes over it
 
     def _backward(
         self, model: torch.nn.Module, inputs: dict[str, Any], batches: list[list[int]]

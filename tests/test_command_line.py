@@ -448,8 +448,11 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     train: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    printed = train("--dry_run")
+    planted = "hf_" + "planted" * 4
+    printed = train("--dry_run", "--hub_token", planted)
     assert printed.code == 0
+    assert planted not in printed.stdout
+    assert re.search(r"^hub_token .* command line$", printed.stdout, re.MULTILINE)
     assert "2 prompts x 4 completions = 8 a generation batch" in printed.stdout
     assert "2 optimizer steps" in printed.stdout
     assert tiny_llama.name in printed.stdout

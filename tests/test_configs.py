@@ -23,7 +23,7 @@ from sologrpo.config import (
     parse_config,
 )
 from sologrpo.errors import InputError
-from sologrpo.plan import optimizer_steps
+from sologrpo.schedule import optimizer_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"))

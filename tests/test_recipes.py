@@ -20,7 +20,7 @@ from trl import ModelConfig
 from rewards.completions import text_of, texts_of
 from sologrpo.config import RENAMED, RunArguments, SoloGRPOConfig, parse_config
 from sologrpo.errors import InputError
-from sologrpo.plan import check_fills_a_batch, optimizer_steps
+from sologrpo.schedule import check_fills_a_batch, optimizer_steps
 from sologrpo.trainer import SoloGRPOTrainer
 from tiny import ROOT, build_model, build_tokenizer
 

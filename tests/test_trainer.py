@@ -32,7 +32,7 @@ from sologrpo.data import build_prompts, prompt_token_ids
 from sologrpo.evaluation import generate_records
 from sologrpo.generation import generate_greedily
 from sologrpo.model import load_tokenizer
-from sologrpo.plan import optimizer_steps
+from sologrpo.schedule import optimizer_steps
 from sologrpo.trainer import SoloGRPOTrainer
 from tiny import digit_share, rows
 
