@@ -117,10 +117,11 @@ def score_lines(
         for i in range(len(trials))
     ]
     names = ["", *map(reward_name, rewards), "weighted sum"]
+    columns: list[Sequence[str | float | None]] = [list(texts), *scores, sums]
     width = max(map(len, names))
     return [
         f"{name:<{width}}" + "".join(f"  {_cell(value):>9}" for value in values)
-        for name, values in zip(names, [list(texts), *scores, sums], strict=True)
+        for name, values in zip(names, columns, strict=True)
     ]
 
 
