@@ -295,7 +295,7 @@ def test_parts_are_chosen_by_name(tiny_llama, capsys):
     assert cpu.parse_args([*model, "--smoke"]).out == cpu.SMOKE_RESULTS
     with pytest.raises(SystemExit):
         cpu.parse_args([*model, "--parts", "steps"])
-    assert "no part steps; there are: step, variants" in capsys.readouterr().err
+    assert "no part steps; there are: step, sharing, variants" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cpu.parse_args(["--model", "/nowhere"])
     assert "make model" in capsys.readouterr().err
