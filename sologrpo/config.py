@@ -562,12 +562,18 @@ class EvaluationSettings:
         return BESIDE_NF4 if self.trained_in_4bit else BESIDE
 
     def label_of(self, precision: str) -> str:
-        """The default label of the trained model in this precision.
+        """The default label of the trained model in this precision."""
+        return "trained" + _label_suffix(precision, self.trained_in_4bit)
 
-        Another form of the weights is another model: its results stand beside, not over.
-        """
-        usual = MERGED_DEQUANTISED if self.trained_in_4bit else MERGED
-        return "trained" if precision == usual else f"trained-{precision}"
+
+def _usual_precision(trained_in_4bit: bool) -> str:
+    """The merge into what was trained on."""
+    return MERGED_DEQUANTISED if trained_in_4bit else MERGED
+
+
+def _label_suffix(precision: str, trained_in_4bit: bool) -> str:
+    """Another form of the weights is another model: its results stand beside, not over."""
+    return "" if precision == _usual_precision(trained_in_4bit) else f"-{precision}"
 
 
 def parse_evaluation(argv: Sequence[str], merge_into: str | None = None) -> EvaluationSettings:
@@ -600,10 +606,10 @@ def parse_evaluation(argv: Sequence[str], merge_into: str | None = None) -> Eval
         if getattr(args, name) is not None:
             setattr(data, name, getattr(args, name))
     _check_evaluation(args, adapter)
-    usual = MERGED_DEQUANTISED if trained_in_4bit else MERGED
-    precision = args.precision or (MERGED if merge_into == "original" else usual)
-    # Another form of the weights is another model: its results stand beside, not over.
-    suffix = "" if precision == usual else f"-{precision}"
+    precision = args.precision or (
+        MERGED if merge_into == "original" else _usual_precision(trained_in_4bit)
+    )
+    suffix = _label_suffix(precision, trained_in_4bit)
     default_label = "trained" if adapter else Path(str(model.model_name_or_path)).name
     return EvaluationSettings(
         run=Path(args.run) if args.run else None,

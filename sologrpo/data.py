@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rewards.grading import parse_gold
 from sologrpo.config import RunArguments
-from sologrpo.errors import InputError
+from sologrpo.errors import InputError, first_line
 from sologrpo.prompts import PROMPT_FORMATS, Prompt, PromptFormat, load_worked_examples
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def _load_local(path: Path, split: str) -> Dataset:
         data_files = [str(file) for file in files]
         return load_dataset(FILE_TYPES[suffix], data_files=data_files, split="train")
     except Exception as error:  # datasets wraps every reader's own exceptions in several layers
-        raise InputError(f"cannot read {files[0]}: {_first_line(error)}") from error
+        raise InputError(f"cannot read {files[0]}: {first_line(error)}") from error
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
@@ -68,13 +68,9 @@ def _load_from_hub(name: str, split: str, config: str | None) -> Dataset:
     except (DatasetNotFoundError, ConnectionError, OSError, ValueError) as error:
         raise InputError(
             f"cannot load dataset {name!r} (split {split!r}): no such local path, and the hub "
-            f"says: {_first_line(error)}; a folder with {split}.jsonl works without a hub: "
+            f"says: {first_line(error)}; a folder with {split}.jsonl works without a hub: "
             "--dataset_name path/to/folder"
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _check_schema(rows: Dataset, name: str, split: str) -> None:
@@ -90,7 +86,7 @@ def _check_schema(rows: Dataset, name: str, split: str) -> None:
         try:
             parse_gold(row["answer"])
         except (ValueError, TypeError, AttributeError) as error:
-            raise InputError(f"{name} ({split}), row {number}: {_first_line(error)}") from error
+            raise InputError(f"{name} ({split}), row {number}: {first_line(error)}") from error
 
 
 def build_prompts(

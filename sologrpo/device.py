@@ -31,6 +31,11 @@ def describe_device() -> str:
     return f"CPU, {torch.get_num_threads()} threads"
 
 
+def one_device() -> int | str:
+    """Where all weights of a model go, as a `device_map` names it."""
+    return torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
+
+
 def prepare_cpu() -> None:
     """On a CPU, use all cores and keep freed memory; nothing to do on a GPU."""
     if not torch.cuda.is_available():

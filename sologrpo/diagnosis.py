@@ -36,7 +36,7 @@ FORMAT_GAIN = 0.5
 
 def suspicious_settings(
     run: RunArguments, args: SoloGRPOConfig, steps: int, tokenizer: PreTrainedTokenizerBase
-) -> list[str]:
+) -> Iterator[str]:
     """Settings that are allowed and seldom meant, each with the reason and the mend.
 
     Args:
@@ -45,12 +45,6 @@ def suspicious_settings(
         steps: optimizer steps of the run.
         tokenizer: counts the tokens of worked examples.
     """
-    return list(_suspicious(run, args, steps, tokenizer))
-
-
-def _suspicious(
-    run: RunArguments, args: SoloGRPOConfig, steps: int, tokenizer: PreTrainedTokenizerBase
-) -> Iterator[str]:
     warmup = args.get_warmup_steps(steps)
     if warmup >= steps:
         yield (
@@ -138,8 +132,7 @@ class Diagnosis(TrainerCallback):  # type: ignore[misc]
         moves = any(group["lr"] > 0 for group in optimizer.param_groups)
         if self._adapter_is_checked or not moves:
             return
-        trainable = [p for p in model.parameters() if p.requires_grad and p.grad is not None]
-        if any(bool(p.grad.any()) for p in trainable if p.grad is not None):
+        if any(bool(p.grad.any()) for p in model.parameters() if p.grad is not None):
             self._before = _checksums(model)
 
     def on_optimizer_step(

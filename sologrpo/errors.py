@@ -15,6 +15,11 @@ class RunError(RuntimeError):
     """A run cannot go on; the message is one line, with what is saved and the mend."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, as far as one line goes; its type if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap a script's `main`: an `InputError` prints its line and exits with 2.
 

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -30,6 +30,7 @@ from sologrpo.records import (
     Answer,
     Problem,
     Record,
+    compare,
     hash_text,
     judge_answer,
     make_record,
@@ -39,7 +40,6 @@ from sologrpo.records import (
     write_records,
 )
 from sologrpo.run import environment
-from sologrpo.statistics import compare_paired
 
 LOG = "completions.partial.jsonl"
 PRECISION_TABLE = "precisions.json"
@@ -248,11 +248,6 @@ def evaluate(
     write_atomically(folder / RESULTS, json.dumps(results, indent=2))
     log.close()
     return records, results
-
-
-def compare(before: Sequence[Record], after: Sequence[Record]) -> dict[str, Any]:
-    """Compare two models on the same problems: the paired fields of `results.json`."""
-    return asdict(compare_paired([r.correct for r in before], [r.correct for r in after]))
 
 
 def open_log(folder: Path, identity: Mapping[str, Any], resume: bool) -> CompletionLog:

@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
+from sologrpo.engines import PAGE
 from sologrpo.errors import InputError
 from sologrpo.generation import (
     Completion,
@@ -36,7 +37,6 @@ Batches = Iterator[list[tuple[int, Completion]]]
 # Prompts handed over at once: enough to keep a GPU busy, few enough that an interrupted evaluation
 # loses little.
 PROMPTS_AT_ONCE = 512
-PAGE_TOKENS = 256  # transformers' own default
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _paging(
     if generator.model.device.type == "cuda":
         return ContinuousBatchingConfig(seed=seed)
     longest = max(map(len, prompts)) + int(config.max_new_tokens)
-    blocks = ceil(longest / PAGE_TOKENS) * len(prompts)
+    blocks = ceil(longest / PAGE) * len(prompts)
     return ContinuousBatchingConfig(seed=seed, num_blocks=blocks, max_batch_tokens=4 * longest)
 
 

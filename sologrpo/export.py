@@ -41,6 +41,7 @@ from sologrpo.parity import (
     load_gap,
     why_not_the_trained_model,
 )
+from sologrpo.records import RESULTS
 from sologrpo.summary import quiet_libraries
 
 DEQUANTISED, ORIGINAL, REQUANTISED = "dequantised", "original", "4bit"
@@ -412,7 +413,10 @@ def _finished(export: Export) -> dict[str, list[Gap] | None]:
     Raises:
         InputError: if a folder is in use for something else.
     """
-    return {what: _gaps_of(folder, _fingerprint(export)) for what, folder in export.models.items()}
+    if not export.models:
+        return {}
+    made_from = _fingerprint(export)  # reads the adapter
+    return {what: _gaps_of(folder, made_from) for what, folder in export.models.items()}
 
 
 def _gaps_of(folder: Path, made_from: dict[str, Any]) -> list[Gap] | None:
@@ -500,7 +504,7 @@ def _print_gaps(console: Console, gaps: list[Gap]) -> None:
 
 def _note_in_results(export: Export, gaps: list[Gap]) -> None:
     """Add the comparison to the trained model's results, if it was evaluated."""
-    path = export.settings.output_dir / "eval" / export.settings.label / "results.json"
+    path = export.settings.output_dir / "eval" / export.settings.label / RESULTS
     if not path.is_file():
         return
     results = json.loads(path.read_text(encoding="utf-8"))

@@ -15,7 +15,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from sologrpo.errors import InputError
+from sologrpo.device import one_device
+from sologrpo.errors import InputError, first_line
 from sologrpo.generation import end_token_ids
 from sologrpo.model import pick_dtype
 
@@ -54,6 +55,18 @@ def dequantised(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
+def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
+    """Put a LoRA adapter beside the weights of `base`.
+
+    Raises:
+        InputError: if the adapter's shapes do not fit the base model.
+    """
+    try:
+        return PeftModel.from_pretrained(base, str(adapter))
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise InputError(f"{adapter} does not fit the base model: {first_line(error)}") from error
+
+
 def merge_adapter(base: PreTrainedModel, adapter: Path) -> PreTrainedModel:
     """Merge a LoRA adapter into the weights of `base`, in place.
 
@@ -63,12 +76,7 @@ def merge_adapter(base: PreTrainedModel, adapter: Path) -> PreTrainedModel:
         InputError: if the adapter's shapes do not fit the base model, or its weights are not
             finite.
     """
-    try:
-        model = PeftModel.from_pretrained(base, str(adapter))
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise InputError(
-            f"{adapter} does not fit the base model: {str(error).strip().splitlines()[0]}"
-        ) from error
+    model = load_adapter(base, adapter)
     with torch.no_grad():
         for layer in model.modules():
             if isinstance(layer, BaseTunerLayer):
@@ -123,11 +131,11 @@ def save_4bit(merged: Path, directory: Path, trust_remote_code: bool = False) ->
             str(merged),
             quantization_config=config,
             dtype=dtype,
-            device_map={"": torch.cuda.current_device() if torch.cuda.is_available() else "cpu"},
+            device_map={"": one_device()},
             trust_remote_code=trust_remote_code,
         )
     except ImportError as error:
-        raise InputError(f"cannot quantise to 4 bits: {str(error).splitlines()[0]}") from error
+        raise InputError(f"cannot quantise to 4 bits: {first_line(error)}") from error
     model.save_pretrained(str(directory))
     AutoTokenizer.from_pretrained(str(merged), trust_remote_code=trust_remote_code).save_pretrained(
         str(directory)

@@ -1,7 +1,6 @@
 """Model: tokenizer, 4-bit policy, LoRA adapter, device and dtype."""
 
 import logging
-from typing import Any
 
 import bitsandbytes as bnb
 import torch
@@ -13,8 +12,8 @@ from transformers import (
 )
 from trl import ModelConfig, get_quantization_config
 
-from sologrpo.device import describe_device, fast_dtype
-from sologrpo.errors import InputError
+from sologrpo.device import describe_device, fast_dtype, one_device
+from sologrpo.errors import InputError, first_line
 from sologrpo.memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -78,7 +77,6 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
     dtype = pick_dtype(model_args.dtype)
     # TRL hands `dtype` on as the 4-bit compute dtype, which must be a real dtype, not "auto".
     model_args.dtype = str(dtype).removeprefix("torch.")
-    device: Any = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
     try:
         model = AutoModelForCausalLM.from_pretrained(
             model_args.model_name_or_path,
@@ -86,7 +84,7 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
             dtype=dtype,
             attn_implementation=model_args.attn_implementation,
             quantization_config=get_quantization_config(model_args),
-            device_map={"": device},
+            device_map={"": one_device()},
             trust_remote_code=trust_remote_code,
         )
     except (RuntimeError, MemoryError) as error:
@@ -104,10 +102,9 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
 
 def cannot_load(name_or_path: str, error: BaseException) -> InputError:
     """The one line for a model that is not there."""
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return InputError(
-        f"cannot load model {name_or_path!r}: {reason} A local folder works without a hub, "
-        "e.g. models/SmolLM2-135M-Instruct, which `make model` fetches"
+        f"cannot load model {name_or_path!r}: {first_line(error)} A local folder works without a "
+        "hub, e.g. models/SmolLM2-135M-Instruct, which `make model` fetches"
     )
 
 

@@ -18,10 +18,11 @@ from rewards import name_of_spec
 from sologrpo.config import RUN_CONFIG
 from sologrpo.files import write_atomically
 from sologrpo.parity import Gap
+from sologrpo.records import RESULTS
+from sologrpo.run import ENVIRONMENT, METRICS
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
 PICTURE = "reward_curve.png"
-ENVIRONMENT, METRICS, RESULTS = "environment.json", "metrics.jsonl", "results.json"
 # Written by `make model` beside a model that came from another place than the Hub.
 SOURCE = "source.json"
 # Settings that decide the result; all are numbers or plain words.

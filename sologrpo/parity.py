@@ -33,7 +33,7 @@ from trl import ModelConfig
 
 from rewards.grading import is_correct
 from sologrpo.data import prompt_token_ids
-from sologrpo.device import prepare_cpu
+from sologrpo.device import one_device, prepare_cpu
 from sologrpo.errors import InputError, one_line_errors
 from sologrpo.files import write_atomically
 from sologrpo.generation import end_token_ids
@@ -244,7 +244,7 @@ def _compare(folder: Path, path: str, name: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         path,
         dtype=pick_dtype(request["model"]["dtype"]),
-        device_map={"": torch.cuda.current_device() if torch.cuda.is_available() else "cpu"},
+        device_map={"": one_device()},
         trust_remote_code=trust,
     ).eval()
     _compute_in(model, model.dtype)

@@ -40,11 +40,16 @@ def print_plan(
         InputError: if the data does not fill one generation batch.
     """
     check_fills_a_batch(args, len(train_dataset))
-    size = footprint(model, args.trust_remote_code)
-    for name, text in plan_lines(run, args, model, train_dataset, tokenizer, size):
-        _print(console, f"{name:<8} {text}")
     steps = optimizer_steps(args, len(train_dataset))
+    size = footprint(model, args.trust_remote_code)
     needed, free = disk_bytes(args, size, steps), free_disk_bytes(Path(args.output_dir))
+    lines = [
+        *plan_lines(run, args, model, train_dataset, tokenizer, size),
+        ("run", f"{steps} optimizer steps, {args.output_dir}"),
+        ("disk", f"{_gib(needed)} of {_gib(free)} free"),
+    ]
+    for name, text in lines:
+        _print(console, f"{name:<8} {text}")
     if needed > free:
         print_warning(
             console,
@@ -139,13 +144,11 @@ def plan_lines(
     tokenizer: PreTrainedTokenizerBase,
     size: Footprint,
 ) -> list[tuple[str, str]]:
-    """The plan as (label, text) pairs."""
+    """What the run is made of, as (label, text) pairs."""
     quantised = "4-bit NF4" if model.load_in_4bit else "not quantised"
     dtype = str(pick_dtype(model.dtype)).removeprefix("torch.")
     lengths = prompt_lengths(train_dataset, tokenizer)
-    steps = optimizer_steps(args, len(train_dataset))
     share = size.trainable / size.total
-    needed, free = disk_bytes(args, size, steps), free_disk_bytes(Path(args.output_dir))
     return [
         ("device", f"{describe_device()}, {dtype}"),
         (
@@ -161,8 +164,6 @@ def plan_lines(
         ("data", f"{run.dataset_name}: {len(train_dataset)} prompts, {describe_lengths(lengths)}"),
         ("rewards", ", ".join(str(reward) for reward in run.rewards)),
         ("batch", batch_arithmetic(args)),
-        ("run", f"{steps} optimizer steps, {args.output_dir}"),
-        ("disk", f"{_gib(needed)} of {_gib(free)} free"),
     ]
 
 

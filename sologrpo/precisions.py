@@ -26,9 +26,8 @@ from sologrpo.config import (
     MERGED_REQUANTISED,
     EvaluationSettings,
 )
-from sologrpo.errors import InputError
 from sologrpo.memory import release_unused
-from sologrpo.merging import dequantised, merge_adapter, save_merged
+from sologrpo.merging import dequantised, load_adapter, merge_adapter, save_merged
 from sologrpo.model import load_base_model
 
 QUANTISED = (MERGED_DEQUANTISED, BESIDE_NF4, MERGED_REQUANTISED)  # begin with the NF4 base
@@ -56,17 +55,8 @@ def add_adapter(
     if settings.precision in (MERGED, MERGED_DEQUANTISED):
         return merge_adapter(model, settings.adapter)
     if settings.precision in (BESIDE, BESIDE_NF4):
-        return _beside(model, settings.adapter)
+        return load_adapter(model, settings.adapter)
     return _merged_requantised(model, tokenizer, settings)
-
-
-def _beside(model: PreTrainedModel, adapter: Path) -> PeftModel:
-    try:
-        return PeftModel.from_pretrained(model, str(adapter))
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise InputError(
-            f"{adapter} does not fit the base model: {str(error).strip().splitlines()[0]}"
-        ) from error
 
 
 def _merged_requantised(

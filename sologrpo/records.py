@@ -24,6 +24,7 @@ from sologrpo.errors import InputError
 from sologrpo.files import write_atomically
 from sologrpo.statistics import (
     clustered_interval,
+    compare_paired,
     majority_share,
     pass_at_k,
     percentile,
@@ -169,6 +170,11 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
     if records[0].samples:
         summary["sampled"] = summarise_samples(records)
     return summary
+
+
+def compare(before: Sequence[Record], after: Sequence[Record]) -> dict[str, Any]:
+    """Compare two models on the same problems: the paired fields of `results.json`."""
+    return asdict(compare_paired([r.correct for r in before], [r.correct for r in after]))
 
 
 def _lengths(answers: Sequence[Answer]) -> dict[str, float] | None:

@@ -7,7 +7,6 @@ model and loads no torch.
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,13 +20,13 @@ from sologrpo.records import (
     RESULTS,
     Answer,
     Record,
+    compare,
     judge_again,
     read_records,
     read_results,
     summarise,
     write_records,
 )
-from sologrpo.statistics import compare_paired
 from sologrpo.summary import print_table
 
 VERDICTS = ("correct", "lenient_correct", "extracted", "format_ok", "trailing_text")
@@ -135,4 +134,4 @@ def _compared_again(results: dict[str, Any], folder: Path, after: list[Record]) 
     baseline = [judge_again(r) for r in read_records(baseline_file, after[0].prompt_format)]
     if [r.question_hash for r in baseline] != [r.question_hash for r in after]:
         raise InputError(f"{baseline_file} holds other problems: evaluate both again")
-    return asdict(compare_paired([r.correct for r in baseline], [r.correct for r in after]))
+    return compare(baseline, after)

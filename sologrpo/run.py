@@ -31,6 +31,7 @@ from sologrpo.files import write_atomically
 PACKAGES = ("sologrpo", "torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate",
             "datasets")  # fmt: skip
 METRICS = "metrics.jsonl"
+ENVIRONMENT = "environment.json"
 
 # Beginnings of keys that a resumed run must leave as they are: the checkpoint's weights, optimizer
 # and place in the data mean nothing under others.
@@ -170,7 +171,7 @@ def save_run_description(run: RunArguments, args: SoloGRPOConfig, model: ModelCo
     directory = Path(args.output_dir)
     text = yaml.safe_dump(resolved_config(run, args, model), sort_keys=True, allow_unicode=True)
     write_atomically(directory / RUN_CONFIG, text)
-    write_atomically(directory / "environment.json", json.dumps(environment(), indent=2))
+    write_atomically(directory / ENVIRONMENT, json.dumps(environment(), indent=2))
 
 
 def resolved_config(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> dict[str, Any]:

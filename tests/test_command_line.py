@@ -1,6 +1,5 @@
 """The command line, as users meet it: two steps of training, evaluation, and bad input."""
 
-import importlib.util
 import json
 import os
 import re
@@ -8,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pyarrow.parquet
@@ -23,7 +21,7 @@ from sologrpo.config import RunArguments
 from sologrpo.data import load_test_prompts, prompt_token_ids
 from sologrpo.generation import generate_greedily
 from sologrpo.model import load_tokenizer
-from tiny import ROOT, rows, write_rows
+from tiny import ROOT, load_script, rows, write_rows
 
 RESULT_FIELDS = {
     "n", "accuracy", "accuracy_ci95", "accuracy_lenient", "format_rate", "truncated_rate",
@@ -208,15 +206,6 @@ class Printed(str):
 
     code: int
     stdout: str
-
-
-def load_script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"script_{name}", ROOT / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

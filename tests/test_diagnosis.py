@@ -27,7 +27,7 @@ def suspicions(tokenizer: PreTrainedTokenizerBase, *arguments: str, steps: int =
     config = ["--config", str(ROOT / "configs/quickstart.yaml"), *arguments]
     run, args, _ = parse_config(config)
     run.worked_examples = [EXAMPLE]
-    return suspicious_settings(run, args, steps, tokenizer)
+    return list(suspicious_settings(run, args, steps, tokenizer))
 
 
 def test_usual_settings_are_not_mentioned(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -1,6 +1,5 @@
 """`evaluate.py` as users call it: precisions, sampling, resuming, judging again, and bad input."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -19,7 +18,7 @@ from trl import ModelConfig
 
 from sologrpo.config import PRECISIONS
 from sologrpo.model import load_base_model
-from tiny import ROOT, rows, write_rows
+from tiny import ROOT, load_script, rows, write_rows
 
 NEW_TOKENS = 12
 Run = Callable[..., "Printed"]
@@ -35,11 +34,7 @@ class Printed(str):
 @pytest.fixture
 def evaluate(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     def run(*arguments: str | Path) -> Printed:
-        spec = importlib.util.spec_from_file_location("script_evaluate", ROOT / "evaluate.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = load_script("evaluate")
         monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, arguments)])
         monkeypatch.setenv("COLUMNS", "200")
         capfd.readouterr()

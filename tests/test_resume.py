@@ -1,6 +1,5 @@
 """A run that is killed, stopped or cut off at any step ends as if nothing had happened."""
 
-import importlib.util
 import json
 import os
 import random
@@ -11,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pandas
@@ -35,7 +33,7 @@ from sologrpo.config import RunArguments, SoloGRPOConfig
 from sologrpo.data import build_prompts
 from sologrpo.model import load_tokenizer
 from sologrpo.trainer import SoloGRPOTrainer
-from tiny import ROOT, digit_share, rows
+from tiny import ROOT, digit_share, load_script, rows
 
 STEPS = 10  # of 8 in an epoch: the last two are of the second
 SETTINGS: dict[str, Any] = {
@@ -271,18 +269,9 @@ def config_file(
     return path
 
 
-def load_train() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("script_train", ROOT / "train.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def train_here(config: Path, output: Path, *arguments: str) -> int:
     """Run `train.py` in this process, without the report at its end; its exit code."""
-    module = load_train()
+    module = load_script("train")
     argv = ["train.py", "--config", str(config), "--output_dir", str(output), *arguments]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "write_report", lambda directory: directory / "report.html")

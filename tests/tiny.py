@@ -3,8 +3,10 @@
 The weights are random, so nothing here is clever; the shapes, files and code paths are real.
 """
 
+import importlib.util
 import json
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -108,6 +110,16 @@ def save_model(folder: Path, family: str, seed: int = 0) -> Path:
     build_model(family, tokenizer, seed).save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
     return folder
+
+
+def load_script(name: str) -> ModuleType:
+    """`train.py` or `evaluate.py` as a module of its own."""
+    spec = importlib.util.spec_from_file_location(f"script_{name}", ROOT / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def rows(count: int, offset: int = 0) -> list[dict[str, str]]:
