@@ -4,11 +4,15 @@ Every tensor whose first dimension is the rows belongs to them; prompt tensors a
 ``prompt_…``, and what has one entry a completion token is as wide as ``completion_ids``.
 """
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
+
+from sologrpo.prompt_tree import branches_that_pay, tree_shape
 
 Batch = dict[str, Any]
 
@@ -63,18 +67,36 @@ def row_lengths(inputs: Batch) -> list[tuple[int, int]]:
     return list(zip(prompt_T, completion_T, strict=True))
 
 
-def prompt_of_row(inputs: Batch) -> list[int]:
-    """Number the distinct prompts; rows of one group get the same number."""
-    _, prompt_of_row = torch.unique(inputs["prompt_ids"], dim=0, return_inverse=True)
-    numbers: list[int] = prompt_of_row.tolist()
-    return numbers
+@dataclass(frozen=True)
+class SharedPrompts:
+    """Which rows have a prompt in common, and what decides how many of them share a sequence.
+
+    Attributes:
+        prompt_of_row: a number for every row; rows of one group have the same.
+        hidden_size: width of the model.
+    """
+
+    prompt_of_row: list[int]
+    hidden_size: int
+
+    @classmethod
+    def of(cls, inputs: Batch, hidden_size: int) -> "SharedPrompts":
+        """Number the distinct prompts of a batch."""
+        _, prompt_of_row = torch.unique(inputs["prompt_ids"], dim=0, return_inverse=True)
+        return cls(prompt_of_row.tolist(), hidden_size)
+
+    def shape(self, batch: list[int], prompt_T: int, completion_T: int) -> tuple[int, int]:
+        """Sequences for these rows, and completions in one; for the tokens see `padded_tokens`."""
+        completions = Counter(self.prompt_of_row[row] for row in batch)
+        most = branches_that_pay(self.hidden_size, prompt_T, completion_T)
+        return tree_shape(list(completions.values()), most)
 
 
 def pack_by_tokens(
     rows: list[int],
     lengths: list[tuple[int, int]],
     budget: int,
-    prompts: list[int] | None = None,
+    shared: SharedPrompts | None = None,
 ) -> Iterator[list[int]]:
     """Group rows so that a group, padded, holds at most `budget` tokens.
 
@@ -82,20 +104,20 @@ def pack_by_tokens(
         rows: the rows to pack; a single row over the budget is a group of its own.
         lengths: (prompt, completion) tokens of every row.
         budget: tokens of a group, padding counted.
-        prompts: number of the prompt of every row, if a prompt counts once for all its rows in a
-            group; those rows then stay together where they fit. Otherwise rows of similar length
-            do.
+        shared: the prompts, if rows share them; rows of one prompt then stay together where they
+            fit. Otherwise rows of similar length do.
     """
 
     def tokens(batch: list[int]) -> int:
-        return padded_tokens(batch, lengths, prompts)
+        return padded_tokens(batch, lengths, shared)
 
     def units() -> Iterator[list[int]]:
         """What is better not torn apart: the rows of one prompt, or single rows."""
         ordered = sorted(rows, key=lambda row: (-sum(lengths[row]), row))
         together: dict[int, list[int]] = {}
         for row in ordered:
-            together.setdefault(row if prompts is None else prompts[row], []).append(row)
+            owner = row if shared is None else shared.prompt_of_row[row]
+            together.setdefault(owner, []).append(row)
         for unit in together.values():
             yield from [unit] if tokens(unit) <= budget else ([row] for row in unit)
 
@@ -110,13 +132,13 @@ def pack_by_tokens(
 
 
 def padded_tokens(
-    batch: list[int], lengths: list[tuple[int, int]], prompts: list[int] | None = None
+    batch: list[int], lengths: list[tuple[int, int]], shared: SharedPrompts | None = None
 ) -> int:
     """Tokens that a pass over these rows computes; for the arguments see `pack_by_tokens`."""
     prompt_T = max(lengths[row][0] for row in batch)
     completion_T = max(lengths[row][1] for row in batch)
-    n_prompts = len(batch) if prompts is None else len({prompts[row] for row in batch})
-    return n_prompts * prompt_T + len(batch) * completion_T
+    N, G = (len(batch), 1) if shared is None else shared.shape(batch, prompt_T, completion_T)
+    return N * (prompt_T + G * completion_T)
 
 
 def select_and_trim(inputs: Batch, rows: list[int]) -> Batch:

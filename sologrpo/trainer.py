@@ -39,9 +39,9 @@ from sologrpo.advantages import (
     rescaling,
 )
 from sologrpo.batches import (
+    SharedPrompts,
     pack_by_tokens,
     padded_tokens,
-    prompt_of_row,
     replace_rows,
     row_lengths,
     select_and_trim,
@@ -61,7 +61,7 @@ from sologrpo.memory import TokenBudget, release_unused
 from sologrpo.model import keep_trainable_in_fp32
 from sologrpo.nonfinite import all_finite, save_batch
 from sologrpo.progress import StepMeter, timed
-from sologrpo.prompt_tree import build_prompt_trees
+from sologrpo.prompt_tree import branches_that_pay, build_prompt_trees
 from sologrpo.sampling import Sampled, can_generate_fast
 from sologrpo.stopping import StopStrings
 
@@ -123,8 +123,9 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._rewards_BR: torch.Tensor  # what the advantages are made of
         self._token_budget = TokenBudget(args.train_token_budget, "training")
         # Other attention implementations take no mask of our own.
-        attention = self.accelerator.unwrap_model(self.model).config._attn_implementation
-        self._shares_prompts = args.share_prompts and attention == "sdpa"
+        architecture = self.accelerator.unwrap_model(self.model).config.get_text_config()
+        self._shares_prompts = args.share_prompts and architecture._attn_implementation == "sdpa"
+        self._hidden_size = architecture.hidden_size
 
     # -- advantages -----------------------------------------------------------------------------
 
@@ -409,15 +410,15 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> Result:
         """Run over rows packed by tokens; where memory runs out, again in smaller passes."""
         lengths = row_lengths(inputs)
-        prompts = prompt_of_row(inputs) if self._shares_prompts else None
+        shared = SharedPrompts.of(inputs, self._hidden_size) if self._shares_prompts else None
         while True:
-            batches = list(pack_by_tokens(rows, lengths, self._token_budget.tokens, prompts))
+            batches = list(pack_by_tokens(rows, lengths, self._token_budget.tokens, shared))
             try:
                 return run(batches)
             except Exception as error:
                 if torch.is_grad_enabled() and self.accelerator.num_processes > 1:
                     raise  # the others wait for the gradients of this very pass
-                largest = max(padded_tokens(batch, lengths, prompts) for batch in batches)
+                largest = max(padded_tokens(batch, lengths, shared) for batch in batches)
                 self._token_budget.halve(error, largest, max(map(len, batches)))
             release_unused()  # here, where the error no longer holds what the pass had computed
 
@@ -478,10 +479,12 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         completion_T = inputs["completion_ids"].size(1)
-        if self._shares_prompts:
+        prompt_T = inputs["prompt_ids"].size(1)
+        most = branches_that_pay(self._hidden_size, prompt_T, completion_T)
+        if self._shares_prompts and most > 1:
             with self.accelerator.autocast():
                 return _score_with_shared_prompts(
-                    model, input_ids, attention_mask, completion_T, compute_entropy
+                    model, input_ids, attention_mask, completion_T, most, compute_entropy
                 )
         return super()._get_per_token_logps_and_entropies(
             model, input_ids, attention_mask, completion_T, compute_entropy=compute_entropy
@@ -753,19 +756,20 @@ def _score_with_shared_prompts(
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor,
     logits_to_keep: int,
+    most: int,
     compute_entropy: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
-    """Log-probs and entropies as in TRL, with every distinct prompt computed once.
+    """Log-probs and entropies as in TRL, with a prompt computed once for up to `most` completions.
 
-    The completions of one prompt stand side by side behind it in a single sequence, and the
-    attention mask keeps them apart. Each begins with its own copy of the last prompt token, from
-    which its first token is predicted.
+    These stand side by side behind it in a single sequence, and the attention mask keeps them
+    apart. Each begins with its own copy of the last prompt token, from which its first token is
+    predicted.
 
     Returns:
         (B, T) log-probs of the completion tokens, (B, T) entropies or None, and None for the
         auxiliary loss.
     """
-    tree = build_prompt_trees(input_ids, attention_mask, logits_to_keep)
+    tree = build_prompt_trees(input_ids, attention_mask, logits_to_keep, most)
     output = model(
         input_ids=tree.input_ids,
         attention_mask=tree.mask[:, None],

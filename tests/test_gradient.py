@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import LlamaModel
 from trl import GRPOTrainer
 
 from fixed_rollouts import (
     CONSTANT,
     MIXED,
+    G,
     captured_gradients,
     config,
     problems,
@@ -20,7 +23,9 @@ from fixed_rollouts import (
     stock_and_solo,
     trained_on,
 )
+from sologrpo import batches as batches_module
 from sologrpo import trainer as trainer_module
+from sologrpo.prompt_tree import branches_that_pay
 from sologrpo.trainer import SoloGRPOTrainer, why_not_packed
 
 ALL_DIFFER = [0.0, 1.0, 0.5, 0.75] * 4
@@ -96,6 +101,38 @@ def test_gradient_equals_stock(
         assert min(float(gradient.norm()) for gradient in expected.values()) > 1e-6, step
         # vespo takes powers of the ratio of whole sequences, which magnifies rounding.
         assert relative_gap(expected, got) < (2e-5 if "vespo" in settings.values() else 1e-5), step
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, G])
+def test_gradient_does_not_depend_on_the_size_of_the_trees(
+    most: int, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (trainer_module, batches_module):
+        monkeypatch.setattr(module, "branches_that_pay", lambda *sizes: most)
+    built = []
+    build = trainer_module.build_prompt_trees
+
+    def recorded(*args: Any) -> Any:
+        built.append(build(*args))
+        return built[-1]
+
+    monkeypatch.setattr(trainer_module, "build_prompt_trees", recorded)
+    (stock,), (solo,) = stock_and_solo(tiny_llama, tmp_path, MIXED)
+    assert relative_gap(stock, solo) < 1e-5
+    in_a_tree = {int(n) for tree in built for n in tree.tree_of_row.bincount()}
+    assert in_a_tree == {1: set(), 2: {2}, 3: {2}, G: {G}}[most]  # spread evenly
+
+
+@given(st.integers(8, 8192), st.integers(1, 4000), st.integers(1, 4000))
+def test_branches_that_pay_take_the_least_work(d: int, prompt_T: int, completion_T: int) -> None:
+    def work(k: int) -> float:
+        length = prompt_T + k * completion_T
+        return (24 * d**2 * length + 4 * d * length**2) / k
+
+    most = branches_that_pay(d, prompt_T, completion_T)
+    assert most >= 1
+    for other in (most // 2, most - 2, most + 2, 2 * most):
+        assert other < 1 or other == most or work(most) <= work(other)
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])

@@ -26,12 +26,13 @@ from fixed_rollouts import (
     relative_gap,
     trained_on,
 )
-from sologrpo.batches import pack_by_tokens, select_and_trim
+from sologrpo.batches import SharedPrompts, pack_by_tokens, padded_tokens, select_and_trim
 from sologrpo.config import RunArguments
 from sologrpo.data import build_prompts, prompt_token_ids
 from sologrpo.evaluation import generate_records
 from sologrpo.generation import generate_greedily
 from sologrpo.model import load_tokenizer
+from sologrpo.prompt_tree import branches_that_pay, build_prompt_trees
 from sologrpo.schedule import optimizer_steps
 from sologrpo.trainer import SoloGRPOTrainer
 from tiny import digit_share, rows
@@ -277,37 +278,48 @@ lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int]], list[int] | None]:
+def batches(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int]], SharedPrompts | None]:
     sizes = draw(lengths)
     rows = draw(st.lists(st.sampled_from(range(len(sizes))), unique=True))
-    prompt_of_row = draw(st.none() | st.just([i // G for i in range(len(sizes))]))
-    return rows, sizes, prompt_of_row
+    shared = SharedPrompts([i // G for i in range(len(sizes))], draw(st.sampled_from([8, 64, 512])))
+    return rows, sizes, draw(st.none() | st.just(shared))
 
 
-def padded_tokens(
-    batch: list[int], sizes: list[tuple[int, int]], prompt_of_row: list[int] | None
+def tokens_of_a_pass(
+    batch: list[int], sizes: list[tuple[int, int]], shared: SharedPrompts | None
 ) -> int:
+    """Count what a pass over these rows really computes: the tensors are built."""
     prompt_T = max(sizes[row][0] for row in batch)
     completion_T = max(sizes[row][1] for row in batch)
-    prompts = len(batch) if prompt_of_row is None else len({prompt_of_row[row] for row in batch})
-    return prompts * prompt_T + len(batch) * completion_T
+    if shared is None:
+        return len(batch) * (prompt_T + completion_T)
+    most = branches_that_pay(shared.hidden_size, prompt_T, completion_T)
+    if most == 1:
+        return len(batch) * (prompt_T + completion_T)
+    ids = torch.zeros(len(batch), prompt_T + completion_T, dtype=torch.long)
+    ids[:, 0] = torch.tensor([shared.prompt_of_row[row] for row in batch])
+    tree = build_prompt_trees(ids, torch.ones_like(ids), completion_T, most)
+    repeated = int(tree.tree_of_row.max() + 1) * int(tree.branch_of_row.max())
+    return tree.input_ids.numel() - repeated  # each completion has its own last prompt token
 
 
 @given(batches(), st.integers(1, 800))
 def test_packing_keeps_every_row_once_and_the_budget(
-    case: tuple[list[int], list[tuple[int, int]], list[int] | None], budget: int
+    case: tuple[list[int], list[tuple[int, int]], SharedPrompts | None], budget: int
 ) -> None:
-    rows, sizes, prompt_of_row = case
-    packed = list(pack_by_tokens(rows, sizes, budget, prompt_of_row))
+    rows, sizes, shared = case
+    packed = list(pack_by_tokens(rows, sizes, budget, shared))
     assert sorted(row for batch in packed for row in batch) == sorted(rows)
     for batch in packed:
         assert batch
-        assert len(batch) == 1 or padded_tokens(batch, sizes, prompt_of_row) <= budget
+        tokens = tokens_of_a_pass(batch, sizes, shared)
+        assert tokens == padded_tokens(batch, sizes, shared)
+        assert len(batch) == 1 or tokens <= budget
 
 
 @given(batches())
 def test_packing_does_not_depend_on_the_order_of_the_rows(
-    case: tuple[list[int], list[tuple[int, int]], list[int] | None],
+    case: tuple[list[int], list[tuple[int, int]], SharedPrompts | None],
 ) -> None:
     rows, sizes, _ = case
     assert list(pack_by_tokens(rows, sizes, 300)) == list(pack_by_tokens(rows[::-1], sizes, 300))
@@ -323,7 +335,7 @@ def test_packing_wastes_less_than_the_given_order() -> None:
     sizes = [(10, 100), (10, 10)] * 8
     packed = list(pack_by_tokens(list(range(16)), sizes, 440))
     real = sum(sum(size) for size in sizes)
-    assert sum(padded_tokens(batch, sizes, None) for batch in packed) < 1.25 * real
+    assert sum(padded_tokens(batch, sizes) for batch in packed) < 1.25 * real
 
 
 # -- trimming -----------------------------------------------------------------------------------
