@@ -20,7 +20,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor model quickstart smoke bench test check format clean
+.PHONY: help setup doctor model quickstart smoke bench test soak check format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ bench: model  ## measure beside stock TRL on a CPU, two hours; PARTS="step sampl
 # Side by side, one thread each: two cores, half the time. Tests of a file share what they have made.
 test: $(READY)  ## run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+soak: $(READY)  ## 300 steps on a tiny model: nothing grows, nothing is missing
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/soak.py
 
 check: $(READY)  ## lint, check the formatting and the types
 	$(BIN)/ruff check .

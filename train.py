@@ -4,6 +4,7 @@ Reads in the order that the data flows:
 config -> run directory -> data -> model -> rewards -> trainer -> train -> adapter -> summary.
 """
 
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -22,9 +23,11 @@ from sologrpo.export import save_adapter
 from sologrpo.model import load_base_model, load_tokenizer
 from sologrpo.model_card import write_card
 from sologrpo.plan import print_plan
+from sologrpo.rehearsal import rehearse, should_rehearse
 from sologrpo.report import write_report
 from sologrpo.run import open_run_directory, save_run_description, saying_how_to_go_on
 from sologrpo.summary import quiet_libraries
+from sologrpo.tracking import prepare_trackers
 from sologrpo.trainer import SoloGRPOTrainer
 
 
@@ -39,12 +42,15 @@ def main() -> None:
     # Everything that can be wrong in the input is found before the run directory is made.
     tokenizer = load_tokenizer(model_args.model_name_or_path, args.trust_remote_code)
     train_dataset, validation_dataset = load_train_and_validation(run, tokenizer, args.seed)
-    reward_funcs = load_rewards(run.rewards, train_dataset.column_names)
+    reward_funcs = load_rewards(run.rewards, train_dataset.column_names, run.reward_timeout)
     print_plan(console, run, args, model_args, train_dataset, tokenizer, reward_funcs)
     if run.dry_run:
         return
+    prepare_trackers(args, console)
+    if should_rehearse(run, args):
+        rehearse(sys.argv[1:], args, console)
 
-    checkpoint = open_run_directory(run, args, model_args)
+    opened = open_run_directory(run, args, model_args)
     model = load_base_model(model_args, args.trust_remote_code)
     save_run_description(run, args, model_args)
 
@@ -70,7 +76,7 @@ def main() -> None:
     trainer.remove_callback(ProgressCallback)
 
     with saying_how_to_go_on(args), stop:
-        train_from(trainer, checkpoint)
+        train_from(trainer, opened.checkpoint)
         stop.exit_if_stopped(trainer.state)
 
     adapter = Path(args.output_dir) / ADAPTER

@@ -24,7 +24,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-# Sizes of Llama 3.1 8B, Llama 3.2 3B and 1B and of SmolLM2-135M as their config.json gives them.
+# Sizes of Llama 3.1 8B, Llama 3.2 3B and 1B and of SmolLM2 360M and 135M as their config.json has
+# them.
 SHAPES: dict[str, dict[str, Any]] = {
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
            "num_attention_heads": 32, "tie_word_embeddings": False},
@@ -32,6 +33,9 @@ SHAPES: dict[str, dict[str, Any]] = {
            "num_attention_heads": 24, "tie_word_embeddings": True},
     "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
            "num_attention_heads": 32, "tie_word_embeddings": True},
+    "360m": {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32,
+             "num_attention_heads": 15, "num_key_value_heads": 5, "vocab_size": 49152,
+             "tie_word_embeddings": True},
     "135m": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
              "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
              "tie_word_embeddings": True},

@@ -100,12 +100,15 @@ REWARDS: dict[str, Reward] = {
 OUTCOME_REWARDS = ("answer_correctness", "boxed_correctness", "gsm8k_weighted")
 
 
-def load_rewards(specs: Sequence[Spec], columns: Sequence[str] | None = None) -> list[Reward]:
+def load_rewards(
+    specs: Sequence[Spec], columns: Sequence[str] | None = None, timeout: float = 0.0
+) -> list[Reward]:
     """The reward functions named by a config's list, in its order, each `checked` on every call.
 
     Args:
         specs: names, ``{name: parameters}``, or ``my_module:my_reward``.
         columns: the columns of the dataset, to check that each reward can be called with them.
+        timeout: seconds that one call of a reward may take; 0 for no limit.
 
     Raises:
         RewardSpecError: one line that says what to write instead.
@@ -123,7 +126,7 @@ def load_rewards(specs: Sequence[Spec], columns: Sequence[str] | None = None) ->
             raise RewardSpecError(f"reward {name!r} is listed twice: its metrics would be mixed up")
         if columns is not None:
             check_signature(reward, columns)
-    return [checked(reward) for reward in rewards]
+    return [checked(reward, timeout) for reward in rewards]
 
 
 def name_of_spec(spec: Spec) -> str:

@@ -4,11 +4,16 @@ A reward that breaks the contract stops the run and says which reward, which com
 Scoring it 0 would hide the fault in the curves.
 """
 
+import asyncio
 import functools
 import inspect
 import math
+import sys
+import threading
 import traceback
 from collections.abc import Coroutine, Iterable, Sequence
+from concurrent.futures import Future
+from types import FrameType, TracebackType
 from typing import Any
 
 from rewards.completions import Scores, prompt_text, text_of
@@ -65,11 +70,16 @@ def check_signature(reward: Any, columns: Sequence[str]) -> None:
         ) from error
 
 
-def checked(reward: Any) -> Any:
+def checked(reward: Any, timeout: float = 0.0) -> Any:
     """Wrap a reward so that it returns floats and None only, or raises `RewardError`.
 
     The wrapper has the reward's name, is async where the reward is, and can be pickled where the
     reward can.
+
+    Args:
+        reward: the reward function.
+        timeout: seconds that one call may take; 0 for no limit. With a limit the reward runs in a
+            thread of its own. An async reward must await something for the limit to act.
 
     >>> def reward_all(completions, **kwargs): return [1]
     >>> checked(reward_all)(completions=["18"])
@@ -80,7 +90,7 @@ def checked(reward: Any) -> Any:
     """
     if isinstance(reward, _Checked):
         return reward
-    return _CheckedAsync(reward) if _is_async(reward) else _CheckedSync(reward)
+    return (_CheckedAsync if _is_async(reward) else _CheckedSync)(reward, timeout)
 
 
 def reward_name(reward: Any) -> str:
@@ -95,8 +105,9 @@ def _is_async(reward: Any) -> bool:
 
 
 class _Checked:
-    def __init__(self, reward: Any) -> None:
+    def __init__(self, reward: Any, timeout: float) -> None:
         self.reward = reward
+        self.timeout = timeout
         self.__name__ = reward_name(reward)
 
     async def _scores(self, arguments: dict[str, Any]) -> Scores:
@@ -115,14 +126,47 @@ class _Checked:
             raise RewardError(f"reward {name!r} {problem}")
         return [_score(name, arguments, row, score) for row, score in enumerate(scores)]
 
+    def _too_slow(self, arguments: dict[str, Any]) -> RewardError:
+        count = len(arguments["completions"])
+        return RewardError(
+            f"reward {self.__name__!r} did not score {count} completions within {self.timeout:g} s:"
+            " mend it, or raise reward_timeout"
+        )
+
 
 class _CheckedAsync(_Checked):
     async def __call__(self, **arguments: Any) -> Scores:
-        return await self._scores(arguments)
+        scores = asyncio.ensure_future(self._scores(arguments))
+        await asyncio.wait([scores], timeout=self.timeout or None)
+        if not scores.done():
+            scores.cancel()
+            raise self._too_slow(arguments)
+        return scores.result()
 
 
 class _CheckedSync(_Checked):
     def __call__(self, **arguments: Any) -> Scores:
+        if not self.timeout:
+            return self._run(arguments)
+        scores: Future[Scores] = Future()
+
+        def work() -> None:
+            try:
+                scores.set_result(self._run(arguments))
+            except BaseException as error:
+                scores.set_exception(error)
+
+        # A daemon: nothing can end a thread that hangs, and the process must not wait for it.
+        thread = threading.Thread(target=work, name=f"reward {self.__name__}", daemon=True)
+        thread.start()
+        try:
+            return scores.result(timeout=self.timeout)
+        except TimeoutError:
+            if scores.done():  # the reward's own
+                raise
+            raise self._too_slow(arguments) from _where_it_is(thread)
+
+    def _run(self, arguments: dict[str, Any]) -> Scores:
         # Awaits nothing that suspends: the first step of the coroutine is the last.
         try:
             self._scores(arguments).send(None)
@@ -130,6 +174,16 @@ class _CheckedSync(_Checked):
             scores: Scores = done.value
             return scores
         raise RewardError(f"reward {self.__name__!r} returned a coroutine: declare it async def")
+
+
+def _where_it_is(thread: threading.Thread) -> TimeoutError:
+    """An exception whose traceback is what the thread does now."""
+    frame: FrameType | None = sys._current_frames().get(thread.ident or 0)
+    stack = None
+    while frame is not None and frame.f_code.co_filename != threading.__file__:
+        stack = TracebackType(stack, frame, frame.f_lasti, frame.f_lineno)
+        frame = frame.f_back
+    return TimeoutError("this is where it was").with_traceback(stack)
 
 
 async def _result(reward: Any, arguments: dict[str, Any]) -> Any:

@@ -4,6 +4,7 @@ import atexit
 import json
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from sologrpo.progress import PARTS
 from sologrpo.run import METRICS
 
 SAMPLES_EVERY = 10  # steps
+TIMED_STEPS = 2  # before the time of the run is estimated
 PROMPT_CHARS, COMPLETION_CHARS = 120, 300  # of a shown sample: it stays readable
 
 
@@ -90,6 +92,7 @@ class ConsoleLog(TrainerCallback):  # type: ignore[misc]
         self.samples_every = samples_every
         self._samples_of: int | None = None  # the step whose completions are still to be shown
         self._bar: Progress | None = None
+        self._ends: list[float] = []  # of the first steps
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -111,7 +114,13 @@ class ConsoleLog(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Move the bar."""
+        """Move the bar; when the second step is timed, say how long the others will take."""
+        if len(self._ends) < TIMED_STEPS and state.is_world_process_zero:
+            self._ends.append(time.perf_counter())
+            if len(self._ends) == TIMED_STEPS and state.global_step < state.max_steps:
+                # The first step warms up and tests the sampling engines.
+                seconds = self._ends[-1] - self._ends[-2]
+                self._print(time_line(state.max_steps - state.global_step, seconds))
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=state.global_step)
 
@@ -172,6 +181,13 @@ def _bar(console: Console) -> Progress:
         # An error in a run whose stderr goes to a file belongs there.
         redirect_stderr=sys.stderr.isatty(),
     )
+
+
+def time_line(steps: int, seconds: float) -> str:
+    """How long so many steps will take, if each takes so many seconds."""
+    minutes = math.ceil(steps * seconds / 60)
+    left = f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+    return f"time     about {left} for the other {steps} steps, {seconds:.1f} s each"
 
 
 def step_line(step: int, max_steps: int, logs: dict[str, Any]) -> str:

@@ -9,15 +9,16 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
-from math import gcd, lcm
+from math import gcd, inf, lcm
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 import torch
 import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from trl import GRPOConfig, ModelConfig, TrlParser
 
 from rewards import name_of_spec
@@ -70,6 +71,32 @@ BATCH_COUNTS = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size",
     "steps_per_generation", "num_iterations",
 )  # fmt: skip
+
+# Of TRL 1.16 (grpo_trainer.py:3109-3175), which refuses others at the first loss only.
+LOSS_TYPES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+# Numbers that mean something: from, to, and whether the ends count. TRL and PEFT check few of them,
+# and what they do with the others shows late or never.
+RANGES: dict[str, tuple[float, float, bool]] = {
+    **dict.fromkeys(
+        ("max_completion_length", "max_prompt_tokens", "max_train_examples", "train_token_budget",
+         "num_generations_eval", "per_device_eval_batch_size", "lora_r", "lora_alpha",
+         "save_total_limit"),
+        (1, inf, True),
+    ),
+    **dict.fromkeys(
+        ("learning_rate", "beta", "epsilon", "epsilon_high", "weight_decay", "max_grad_norm",
+         "warmup_steps", "advantage_eps", "num_validation_examples", "reward_timeout",
+         "max_nonfinite_steps", "max_resample_rounds", "seed"),
+        (0, inf, True),
+    ),
+    **dict.fromkeys(
+        ("temperature", "num_train_epochs", "logging_steps", "save_steps", "eval_steps"),
+        (0, inf, False),
+    ),
+    **dict.fromkeys(("top_p", "min_p", "adam_beta1", "adam_beta2", "lora_dropout"), (0, 1, True)),
+}  # fmt: skip
+# Keys whose values are checked where they are read, with better words than a type has.
+CHECKED_ELSEWHERE = ("rewards", "worked_examples", "env")
 
 # What people write who come from another trainer or an older TRL, and what to write here.
 RENAMED: dict[str, str] = {
@@ -151,6 +178,11 @@ class RunArguments:
         metadata={"help": "Rewards by name, {name: parameters}, or my_module:my_reward; by "
                   "default those of the prompt format"},
     )  # fmt: skip
+    reward_timeout: float = field(
+        default=600.0,
+        metadata={"help": "Seconds that a reward may take for the completions of a batch, before "
+                  "the run stops; 0 for no limit"},
+    )  # fmt: skip
     trainer: str = field(
         default="solo",
         metadata={"help": "solo, or stock: TRL's own GRPOTrainer", "choices": ["solo", "stock"]},
@@ -159,6 +191,11 @@ class RunArguments:
         default=False, metadata={"help": "Go on from the last checkpoint in output_dir"}
     )
     dry_run: bool = field(default=False, metadata={"help": "Print the plan and stop"})
+    rehearse: bool | None = field(
+        default=None,
+        metadata={"help": "Try the largest steps that the run can have before it begins, in a "
+                  "process of their own (default: on a GPU)"},
+    )  # fmt: skip
     traceback: bool = field(default=False, metadata={"help": "Show tracebacks of bad input"})
 
 
@@ -354,16 +391,23 @@ def parse_config(
     parser.set_defaults_with_config(**ONE_GPU_DEFAULTS)
     known = {action.dest for action in parser._actions} | {"config", "env"}
     config_path = _config_path(args)
-    keys = list(_read_yaml_mapping(config_path)) if config_path else []
-    keys += [arg[2:].split("=")[0] for arg in args if arg.startswith("--")]
-    for key in keys:
+    content = _read_yaml_mapping(config_path) if config_path else {}
+    given = [arg[2:].split("=")[0] for arg in args if arg.startswith("--")]
+    for key in (*content, *given):
         _check_known(key, known)
+    _check_types(content, config_path)
     try:
         run_args, trainer_args, model_args = parser.parse_args_and_config(args)
-    except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
+    except (
+        ValueError, TypeError, ArithmeticError, LookupError, AttributeError, OSError, ImportError,
+        argparse.ArgumentTypeError,
+    ) as error:  # fmt: skip
         if isinstance(error, InputError):
             raise
-        raise InputError(" ".join(str(error).split())) from error
+        raise InputError(" ".join(str(error).split()) or type(error).__name__) from error
+    _check_ranges(run_args, trainer_args, model_args)
+    _check_choices(run_args, trainer_args)
+    _hide_token(trainer_args)
     _resolve_rewards(run_args)
     _cross_check(run_args, trainer_args, model_args)
     return run_args, trainer_args, model_args
@@ -420,6 +464,70 @@ def _check_known(key: str, known: set[str]) -> None:
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "; see docs/configuration.md"
     raise InputError(f"unknown key {key!r}{hint}")
+
+
+def _check_types(content: Mapping[str, Any], path: Path | None) -> None:
+    """Refuse what a key of the file cannot hold; argparse does that for the command line only."""
+    hints: dict[str, Any] = {}
+    for settings in (RunArguments, SoloGRPOConfig, ModelConfig):
+        hints |= get_type_hints(settings)
+    for key, value in content.items():
+        hint = hints.get(key.replace("-", "_"))
+        if hint is None or key in CHECKED_ELSEWHERE:
+            continue
+        check = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+        # A list of one may be written without brackets.
+        if not any(_is_valid(check, candidate) for candidate in (value, [value])):
+            name = getattr(hint, "__name__", None) if isinstance(hint, type) else None
+            raise InputError(f"{path}: {key}: {value!r} is not {name or hint}")
+
+
+def _is_valid(check: TypeAdapter[Any], value: Any) -> bool:
+    try:
+        check.validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+def _check_ranges(*settings: Any) -> None:
+    """Refuse numbers that mean nothing, which nobody else may notice."""
+    for name, (low, high, ends) in RANGES.items():
+        value = next(getattr(part, name) for part in settings if hasattr(part, name))
+        if value is None:
+            continue
+        inside = low <= value <= high if ends else low < value < high
+        if not inside or value == inf:
+            what = f"at least {low:g}" if ends else f"more than {low:g}"
+            what = what if high == inf else f"{low:g} to {high:g}"
+            raise InputError(f"{name} {value}: give {what}")
+
+
+def _hide_token(args: SoloGRPOConfig) -> None:
+    """Hand the Hub's token on in the environment alone.
+
+    Checkpoints hold the settings as they are, and W&B sends the command line.
+    """
+    token = args.hub_token
+    if token is None:
+        return
+    os.environ["HF_TOKEN"] = token
+    args.hub_token = None
+    for i, arg in reversed(list(enumerate(sys.argv))):
+        if arg.replace("-", "_").startswith("__hub_token"):
+            del sys.argv[i : i + (1 if "=" in arg else 2)]
+
+
+def _check_choices(run: RunArguments, args: SoloGRPOConfig) -> None:
+    """Names from the file; argparse checks those of the command line."""
+    for key, value, known in (
+        ("trainer", run.trainer, ("solo", "stock")),
+        ("loss_type", args.loss_type, LOSS_TYPES),
+    ):
+        if value not in known:
+            raise InputError(f"unknown {key} {value!r}: use one of {', '.join(known)}")
+    if run.rewards is not None and not run.rewards:
+        raise InputError("rewards is empty: name at least one; `python -m rewards` lists them")
 
 
 def _resolve_rewards(run: RunArguments) -> None:

@@ -1,5 +1,6 @@
 """Data: a hub name, folder or file becomes rows of `prompt`, `answer` and the row's own columns."""
 
+import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from sologrpo.prompts import PROMPT_FORMATS, Prompt, PromptFormat, load_worked_e
 
 logger = logging.getLogger(__name__)
 
-FILE_TYPES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+FILE_TYPES = (".jsonl", ".json", ".parquet")
 HUB_CONFIGS = {"openai/gsm8k": "main"}  # this data set has no default configuration
 
 
@@ -48,10 +49,44 @@ def _load_local(path: Path, split: str) -> Dataset:
     if suffix not in FILE_TYPES:
         raise InputError(f"{path}: expected one of {', '.join(FILE_TYPES)}")
     try:
+        if suffix != ".parquet":
+            return _from_rows([row for file in files for row in _read_json(file)])
         data_files = [str(file) for file in files]
-        return load_dataset(FILE_TYPES[suffix], data_files=data_files, split="train")
+        return load_dataset("parquet", data_files=data_files, split="train")
+    except InputError:
+        raise
     except Exception as error:  # datasets wraps every reader's own exceptions in several layers
         raise InputError(f"cannot read {files[0]}: {first_line(error)}") from error
+
+
+def _read_json(file: Path) -> list[dict[str, Any]]:
+    """Rows of a file with an object a line, or of one with a list of objects.
+
+    Not by `load_dataset("json")`: pyarrow 25 crashes the process at a line that is `null`.
+    """
+    text = file.read_text(encoding="utf-8")
+    if text.lstrip().startswith("["):
+        numbered = list(enumerate(json.loads(text), start=1))
+    else:
+        numbered = []
+        # Not `splitlines`, which also breaks at characters that JSON may hold as they are.
+        for number, line in enumerate(text.split("\n"), start=1):
+            try:
+                numbered += [(number, json.loads(line))] if line.strip() else []
+            except ValueError as error:
+                raise InputError(f"cannot read {file}, line {number}: {error}") from error
+    for number, row in numbered:
+        if not isinstance(row, dict):
+            raise InputError(
+                f'cannot read {file}, line {number}: write {{"question": …, "answer": …}}, not '
+                f"{json.dumps(row)[:40]}"
+            )
+    return [row for _, row in numbered]
+
+
+def _from_rows(rows: list[dict[str, Any]]) -> Dataset:
+    names = dict.fromkeys(name for row in rows for name in row)  # of all rows, in order
+    return Dataset.from_dict({name: [row.get(name) for row in rows] for name in names})
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
@@ -74,6 +109,8 @@ def _load_from_hub(name: str, split: str, config: str | None) -> Dataset:
 
 
 def _check_schema(rows: Dataset, name: str, split: str) -> None:
+    if not len(rows):
+        raise InputError(f"{name} ({split}) holds no rows")
     missing = [column for column in ("question", "answer") if column not in rows.column_names]
     if missing:
         raise InputError(

@@ -45,6 +45,11 @@ def suspicious_settings(
         steps: optimizer steps of the run.
         tokenizer: counts the tokens of worked examples.
     """
+    if args.trust_remote_code:
+        yield (
+            "trust_remote_code: code from the model's repository runs on this machine with your "
+            "rights, and its weights may be pickled; read it first, or leave it off"
+        )
     warmup = args.get_warmup_steps(steps)
     if warmup >= steps:
         yield (

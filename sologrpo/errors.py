@@ -1,10 +1,22 @@
 """Bad input ends in one clear line that says what to write instead, never in a traceback."""
 
+import errno
+import re
 import sys
 from collections.abc import Callable
 from functools import wraps
 
+from safetensors import SafetensorError
+
 from rewards import RewardError, RewardSpecError
+
+# What a disk that takes no more raises: Python an OSError with one of these numbers, safetensors
+# and torch.save an error of their own with such a text.
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+_NO_ROOM_TEXT = re.compile(
+    "No space left on device|Disk quota exceeded|File too large|Read-only file system"
+    "|PytorchStreamWriter failed|inline_container|iostream error"
+)
 
 
 class InputError(ValueError):
@@ -15,16 +27,34 @@ class RunError(RuntimeError):
     """A run cannot go on; the message is one line, with what is saved and the mend."""
 
 
+# What libraries raise for a file that is not what they expect, beside `ValueError` and `OSError`:
+# config files with a list for a mapping, weights that end too early.
+BROKEN_FILE = (OSError, ValueError, TypeError, LookupError, AttributeError, SafetensorError)
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, as far as one line goes; its type if it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def cannot_write(error: BaseException) -> str | None:
+    """The one line for a disk that is full or read-only; None for any other error."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if getattr(seen, "errno", None) in _NO_ROOM or _NO_ROOM_TEXT.search(str(seen)):
+            return (
+                f"cannot write: {first_line(seen)}: make room, or let output_dir be elsewhere; a "
+                "run goes on from its last whole checkpoint with --resume"
+            )
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
 def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap a script's `main`: an `InputError` prints its line and exits with 2.
 
-    So does a `RunError`, with 1. A reward that breaks off the run is shown with its own traceback,
-    without the trainer's; exit 1.
+    So does a `RunError`, and a disk that takes no more, with 1. A reward that breaks off the run is
+    shown with its own traceback, without the trainer's; exit 1.
     Any other exception is a defect or the machine's failure and keeps its traceback.
     `--traceback` on the command line keeps all tracebacks.
     """
@@ -40,5 +70,11 @@ def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
                 print(error.own_traceback(), file=sys.stderr, end="")
             print(f"error: {error}", file=sys.stderr)
             sys.exit(1 if isinstance(error, RewardError | RunError) else 2)
+        except Exception as error:
+            line = cannot_write(error)
+            if line is None or "--traceback" in sys.argv:
+                raise
+            print(f"error: {line}", file=sys.stderr)
+            sys.exit(1)
 
     return wrapped

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from sologrpo.device import one_device
-from sologrpo.errors import InputError, first_line
+from sologrpo.errors import BROKEN_FILE, InputError, first_line
 from sologrpo.generation import end_token_ids
 from sologrpo.model import pick_dtype
 
@@ -25,11 +25,16 @@ def check_adapter(adapter: Path, base_name: str | None) -> dict[str, Any]:
     """Read the adapter's config and compare its base model's name with the one at hand.
 
     Raises:
-        InputError: if there is no adapter, or it was made for another base model.
+        InputError: if there is no adapter, it is pickled, or it was made for another base model.
     """
     path = adapter / "adapter_config.json"
     if not path.is_file():
         raise InputError(f"{adapter} holds no adapter: it has no adapter_config.json")
+    if not (adapter / "adapter_model.safetensors").is_file():
+        raise InputError(
+            f"{adapter} has no adapter_model.safetensors; pickled weights (adapter_model.bin) are "
+            "not read, because they can run code: save the adapter again with PEFT"
+        )
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         trained_on = str(config["base_model_name_or_path"])
@@ -59,11 +64,11 @@ def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
     """Put a LoRA adapter beside the weights of `base`.
 
     Raises:
-        InputError: if the adapter's shapes do not fit the base model.
+        InputError: if the adapter is damaged, or its shapes do not fit the base model.
     """
     try:
         return PeftModel.from_pretrained(base, str(adapter))
-    except (RuntimeError, ValueError, KeyError) as error:
+    except (RuntimeError, *BROKEN_FILE) as error:
         raise InputError(f"{adapter} does not fit the base model: {first_line(error)}") from error
 
 

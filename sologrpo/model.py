@@ -13,7 +13,7 @@ from transformers import (
 from trl import ModelConfig, get_quantization_config
 
 from sologrpo.device import describe_device, fast_dtype, one_device
-from sologrpo.errors import InputError, first_line
+from sologrpo.errors import BROKEN_FILE, InputError, first_line
 from sologrpo.memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTra
         tokenizer = AutoTokenizer.from_pretrained(
             name_or_path, trust_remote_code=trust_remote_code, padding_side="left"
         )
-    except (OSError, ValueError) as error:
+    except BROKEN_FILE as error:
         raise cannot_load(name_or_path, error) from error
     if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
         tokenizer.pad_token = _spare_token(tokenizer)
@@ -71,8 +71,13 @@ def _spare_token(tokenizer: PreTrainedTokenizerBase) -> str:
 def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) -> PreTrainedModel:
     """Load the frozen weights, in 4-bit NF4 if `load_in_4bit`.
 
+    Args:
+        model_args: which model, and how.
+        trust_remote_code: run code of its repository, and read weights that are pickled.
+
     Raises:
-        InputError: if there is no such model, or it does not fit into the device's memory.
+        InputError: if there is no such model, it has no safetensors and is not trusted, or it does
+            not fit into the device's memory.
     """
     dtype = pick_dtype(model_args.dtype)
     # TRL hands `dtype` on as the 4-bit compute dtype, which must be a real dtype, not "auto".
@@ -86,6 +91,7 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
             quantization_config=get_quantization_config(model_args),
             device_map={"": one_device()},
             trust_remote_code=trust_remote_code,
+            use_safetensors=None if trust_remote_code else True,
         )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -94,7 +100,7 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
             f"{model_args.model_name_or_path} does not fit into memory ({describe_device()}): "
             "use load_in_4bit: true or a smaller model"
         ) from error
-    except (OSError, ValueError) as error:
+    except BROKEN_FILE as error:
         raise cannot_load(str(model_args.model_name_or_path), error) from error
     keep_nf4_trainable(model)
     return model

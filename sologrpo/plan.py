@@ -1,8 +1,10 @@
 """The plan of a run, printed before anything is loaded that costs time."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from datasets import Dataset
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
@@ -14,7 +16,10 @@ from sologrpo.config import COMMAND_LINE, PROJECT, RunArguments, SoloGRPOConfig,
 from sologrpo.data import describe_lengths, prompt_lengths, render_prompt
 from sologrpo.device import describe_device
 from sologrpo.diagnosis import print_warning, suspicious_settings
+from sologrpo.errors import InputError
 from sologrpo.footprint import Footprint, disk_bytes, footprint, free_disk_bytes
+from sologrpo.memory import free_bytes
+from sologrpo.memory_plan import memory_mend, plan_memory
 from sologrpo.model import pick_dtype
 from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.reward_check import Bench, Trial, render, solution_of
@@ -37,17 +42,30 @@ def print_plan(
     say of a made-up right and wrong answer to it.
 
     Raises:
-        InputError: if the data does not fill one generation batch.
+        InputError: if the data does not fill one generation batch, or a prompt is longer than the
+            model's context.
     """
     check_fills_a_batch(args, len(train_dataset))
     steps = optimizer_steps(args, len(train_dataset))
     size = footprint(model, args.trust_remote_code)
     needed, free = disk_bytes(args, size, steps), free_disk_bytes(Path(args.output_dir))
+    lengths = prompt_lengths(train_dataset, tokenizer)
+    memory = plan_memory(size, args, lengths)
+    free_memory = free_bytes(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     lines = [
-        *plan_lines(run, args, model, train_dataset, tokenizer, size),
-        ("run", f"{steps} optimizer steps, {args.output_dir}"),
+        *plan_lines(run, args, model, lengths, size),
+        ("memory", f"{_gib(memory.peak(free_memory))} at most, {_gib(free_memory)} free: "
+                   f"weights and adapter {_gib(memory.held)}, "
+                   f"sampling {_gib(memory.merged + memory.cache)}, "
+                   f"training {_gib(memory.needed - memory.held)}"),
+        ("run", f"{steps} optimizer steps, {describe_tokens(args, steps)}, {args.output_dir}"),
         ("disk", f"{_gib(needed)} of {_gib(free)} free"),
-    ]
+    ]  # fmt: skip
+    if size.context is not None and max(lengths) >= size.context:
+        raise InputError(
+            f"a prompt of {max(lengths)} tokens is longer than the model's context of "
+            f"{size.context}: leave such rows out with max_prompt_tokens"
+        )
     for name, text in lines:
         _print(console, f"{name:<8} {text}")
     if needed > free:
@@ -55,6 +73,20 @@ def print_plan(
             console,
             f"the run writes {_gib(needed)}, and the disk has {_gib(free)} free: lower "
             "save_total_limit, or take another output_dir",
+        )
+    mend = memory_mend(memory, free_memory, args, bool(model.load_in_4bit))
+    if mend is not None:
+        print_warning(
+            console,
+            f"the run needs about {_gib(memory.needed)} of memory, and {_gib(free_memory)} are "
+            f"free: {mend}",
+        )
+    if size.context is not None and max(lengths) + args.max_completion_length > size.context:
+        print_warning(
+            console,
+            f"the longest prompt has {max(lengths)} tokens, and with max_completion_length "
+            f"{args.max_completion_length} a row goes beyond the model's context of "
+            f"{size.context}, for which it was not trained",
         )
     for text in suspicious_settings(run, args, steps, tokenizer):
         print_warning(console, text)
@@ -67,6 +99,14 @@ def print_plan(
         _print(console, "\nwhat the rewards say of made-up answers to it:")
         for line in score_lines(run, args, train_dataset.select([0]), tokenizer, rewards):
             _print(console, line)
+
+
+def describe_tokens(args: SoloGRPOConfig, steps: int) -> str:
+    """Completions of the whole run, and their tokens if each is as long as it may be."""
+    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    completions = math.ceil(steps / args.num_iterations) * rows
+    tokens = completions * args.max_completion_length
+    return f"{completions:,} completions of at most {tokens / 1e6:,.1f}M tokens"
 
 
 def _print(console: Console, text: str) -> None:
@@ -140,14 +180,12 @@ def plan_lines(
     run: RunArguments,
     args: SoloGRPOConfig,
     model: ModelConfig,
-    train_dataset: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
+    lengths: Sequence[int],
     size: Footprint,
 ) -> list[tuple[str, str]]:
-    """What the run is made of, as (label, text) pairs."""
+    """What the run is made of, as (label, text) pairs; `lengths` are the prompts' tokens."""
     quantised = "4-bit NF4" if model.load_in_4bit else "not quantised"
     dtype = str(pick_dtype(model.dtype)).removeprefix("torch.")
-    lengths = prompt_lengths(train_dataset, tokenizer)
     share = size.trainable / size.total
     return [
         ("device", f"{describe_device()}, {dtype}"),
@@ -161,7 +199,7 @@ def plan_lines(
             f"LoRA r {model.lora_r}, {size.trainable / 1e6:,.1f}M parameters ({share:.1%}), "
             f"{_gib(size.adapter_bytes)} with gradient and optimizer",
         ),
-        ("data", f"{run.dataset_name}: {len(train_dataset)} prompts, {describe_lengths(lengths)}"),
+        ("data", f"{run.dataset_name}: {len(lengths)} prompts, {describe_lengths(lengths)}"),
         ("rewards", ", ".join(str(reward) for reward in run.rewards)),
         ("batch", batch_arithmetic(args)),
     ]

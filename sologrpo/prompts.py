@@ -201,11 +201,18 @@ def load_worked_examples(spec: Sequence[Any] | str | None) -> list[WorkedExample
     """
     if not spec:
         return []
-    if isinstance(spec, str) or isinstance(spec[0], str):
-        path = Path(spec if isinstance(spec, str) else spec[0])
+    if isinstance(spec, list) and isinstance(spec[0], str):  # a command line makes lists
+        spec = spec[0]
+    if isinstance(spec, str):
+        path = Path(spec)
         if not path.is_file():
             raise InputError(f"worked_examples: no file {path}")
-        spec = yaml.safe_load(path.read_text(encoding="utf-8"))
+        try:
+            spec = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise InputError(f"worked_examples: {path} is not valid YAML") from error
+    if spec is not None and not isinstance(spec, list):
+        raise InputError(f"worked_examples must be a list of examples, not {spec!r}")
     return [_worked_example(i, fields) for i, fields in enumerate(spec or [], start=1)]
 
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
+from filelock import FileLock, Timeout
 from trl import ModelConfig
 
 from sologrpo.checkpoints import (
@@ -32,6 +33,7 @@ PACKAGES = ("sologrpo", "torch", "transformers", "trl", "peft", "bitsandbytes", 
             "datasets")  # fmt: skip
 METRICS = "metrics.jsonl"
 ENVIRONMENT = "environment.json"
+LOCK = ".lock"
 
 # Beginnings of keys that a resumed run must leave as they are: the checkpoint's weights, optimizer
 # and place in the data mean nothing under others.
@@ -45,26 +47,32 @@ FIXED = (
 )  # fmt: skip
 # Beginnings of keys that do not touch the training, and may change without a word.
 FREE = (
-    "output_dir", "resume", "dry_run", "traceback", "save_", "logging_", "log_", "eval_", "do_",
-    "report_to", "run_name", "project", "trackio_", "hub_", "push_to_hub", "disable_tqdm",
-    "num_completions_to_print", "num_generations_eval", "per_device_eval_batch_size",
-    "dataset_test_split", "trust_remote_code", "dataloader_", "local_rank",
+    "output_dir", "resume", "dry_run", "rehearse", "traceback", "reward_timeout", "save_",
+    "logging_", "log_", "eval_", "do_", "report_to", "run_name", "project", "trackio_", "hub_",
+    "push_to_hub", "disable_tqdm", "num_completions_to_print", "num_generations_eval",
+    "per_device_eval_batch_size", "dataset_test_split", "trust_remote_code", "dataloader_",
+    "local_rank",
 )  # fmt: skip
 
 
-def open_run_directory(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> Path | None:
-    """Make the run directory, or decide from which checkpoint to go on.
+class OpenedRun(NamedTuple):
+    """The checkpoint to go on from, or None; and the lock, which holds as long as it is kept."""
+
+    checkpoint: Path | None
+    lock: FileLock | None
+
+
+def open_run_directory(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> OpenedRun:
+    """Make the run directory, or decide from which checkpoint to go on; keep others out of it.
 
     `--resume` may stand in every command line: where there is no run yet, or none that reached its
     first checkpoint, training starts from the beginning. What a run that was cut short left behind
     its last whole checkpoint is taken out of the way, because those steps are run again.
 
-    Returns:
-        The checkpoint folder to resume from, or None to start from the beginning.
-
     Raises:
-        InputError: if the directory already holds a run and `--resume` is not given, or if that run
-            cannot be gone on with under these settings. Nothing in the directory is touched then.
+        InputError: if the directory already holds a run and `--resume` is not given, if that run
+            cannot be gone on with under these settings, or if another process is training there.
+            Nothing in the directory is touched then.
     """
     directory = Path(args.output_dir)
     used = (directory / RUN_CONFIG).exists() or bool(checkpoints_of(directory))
@@ -82,11 +90,32 @@ def open_run_directory(run: RunArguments, args: SoloGRPOConfig, model: ModelConf
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make output_dir {directory}: {error.strerror}") from error
-    if run.resume and args.process_index == 0:
+    if args.process_index != 0:
+        return OpenedRun(checkpoint, None)
+    lock = _lock(directory)
+    if run.resume:
         _clear_behind(checkpoint, directory)
         _say(f"going on from {checkpoint}" if checkpoint else
              f"{directory} has no checkpoint yet: starting from the beginning")  # fmt: skip
-    return checkpoint
+    return OpenedRun(checkpoint, lock)
+
+
+def _lock(directory: Path) -> FileLock | None:
+    """Keep other processes from training here; the system lifts the lock when this one ends."""
+    lock = FileLock(directory / LOCK, is_singleton=True)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise InputError(
+            f"{directory} is in use: another process trains there; wait for it, or give another "
+            "--output_dir"
+        ) from error
+    except PermissionError as error:
+        raise InputError(f"cannot write into output_dir {directory}: {error.strerror}") from error
+    except (OSError, NotImplementedError) as error:  # some network file systems
+        _say(f"cannot lock {directory} ({error}): start no second run there")
+        return None
+    return lock
 
 
 def _check_can_go_on(

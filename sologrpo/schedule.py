@@ -8,7 +8,7 @@ from sologrpo.errors import InputError
 
 def batch_arithmetic(args: SoloGRPOConfig) -> str:
     """Spell out how completions, prompts and optimizer steps hang together."""
-    updates = _updates_of_a_batch(args)
+    updates = updates_of_a_batch(args)
     return (
         f"{_prompts_of_a_batch(args)} prompts x {args.num_generations} completions = "
         f"{args.generation_batch_size} a generation batch, {updates} optimizer "
@@ -53,7 +53,7 @@ def optimizer_steps(args: SoloGRPOConfig, n_prompts: int) -> int:
     """
     if args.max_steps > 0:
         return int(args.max_steps)
-    steps_of_an_epoch = n_prompts // _prompts_of_a_batch(args) * _updates_of_a_batch(args)
+    steps_of_an_epoch = n_prompts // _prompts_of_a_batch(args) * updates_of_a_batch(args)
     steps: int = ceil(args.num_train_epochs * steps_of_an_epoch)
     return steps
 
@@ -68,5 +68,6 @@ def _completions_of_a_step(args: SoloGRPOConfig) -> int:
     )
 
 
-def _updates_of_a_batch(args: SoloGRPOConfig) -> int:
+def updates_of_a_batch(args: SoloGRPOConfig) -> int:
+    """Optimizer steps on each generation batch."""
     return int(args.generation_batch_size // _completions_of_a_step(args) * args.num_iterations)

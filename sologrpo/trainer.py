@@ -201,6 +201,28 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._metrics["train"]["resampled_groups"].append(replaced)
         return batch
 
+    def sample_and_score(
+        self, rows: list[dict[str, Any]]
+    ) -> tuple[dict[str, Any], dict[str, float], float | None]:
+        """Sample and score completions that are not trained on.
+
+        Args:
+            rows: rows of the data set, each as often as a group has completions.
+
+        Returns:
+            TRL's batch, what would be logged of it, and the share of right completions, or None if
+            no reward tells right from wrong.
+        """
+        self.model.train()
+        with torch.no_grad():
+            batch = self._generate_and_score_completions(rows)
+        logged = {name: float(values[-1]) for name, values in self._metrics["train"].items()}
+        self._metrics["train"].clear()
+        if self._outcome is None:
+            return batch, logged, None
+        right_B = self._scores_BR[:, self._outcome] >= RIGHT
+        return batch, logged, right_B.float().mean().item()
+
     def _other_prompts(self, count: int, attempt: int) -> list[dict[str, Any]]:
         """Rows for so many further groups, the same ones when a run is resumed here."""
         choice = random.Random(f"{self.args.seed} {self.state.global_step} {attempt}")
@@ -491,6 +513,15 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
 
     # -- sampling -------------------------------------------------------------------------------
+
+    @property
+    def train_token_budget(self) -> int:
+        """Tokens of a forward-backward pass; fewer than configured if memory ran out."""
+        return self._token_budget.tokens
+
+    def never_stop(self) -> None:
+        """Let stop strings end no completion."""
+        self._stops = StopStrings(self._tokenizer, [])
 
     def _make_sampler(self) -> Sampler:
         requested = self.args.sampling_engine

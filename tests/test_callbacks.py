@@ -20,8 +20,7 @@ from rich.console import Console
 from transformers import TrainerCallback
 
 from sologrpo.callbacks import ConsoleLog, MetricsFile, step_line, validation_line, visible
-from test_command_line import tiny_config
-from tiny import ROOT
+from tiny import ROOT, tiny_config
 
 LOGS: dict[str, Any] = {
     "loss": -0.01,

@@ -43,6 +43,7 @@ def test_usual_settings_are_not_mentioned(tokenizer: PreTrainedTokenizerBase) ->
         (["--max_completion_length", "3"], "what the prompt shows cannot be written"),
         (["--save_steps", "100"], "a crash loses everything; set save_steps 10"),
         (["--save_strategy", "no"], "no checkpoint before step 100"),
+        (["--trust_remote_code", "true"], "runs on this machine with your rights"),
     ],
 )
 def test_a_suspicious_setting(

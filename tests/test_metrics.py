@@ -22,8 +22,8 @@ from sologrpo.callbacks import MetricsFile
 from sologrpo.data import render_prompt
 from sologrpo.progress import PARTS, StepMeter, peak_memory
 from sologrpo.trainer import SoloGRPOTrainer
-from test_command_line import finish, start, tiny_config
-from tiny import ROOT, digit_share
+from test_command_line import finish, start
+from tiny import ROOT, digit_share, tiny_config
 
 Row = dict[str, Any]
 HALF = len(MIXED) // 2

@@ -5,6 +5,9 @@ The weights are random, so nothing here is clever; the shapes, files and code pa
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,6 +36,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 VOCABULARY = 512
+NEW_TOKENS = 16  # of a completion in `tiny_config`
 # Multiples of 64, the block of bitsandbytes NF4.
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -122,6 +126,17 @@ def load_script(name: str) -> ModuleType:
     return module
 
 
+def run_script(name: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `train.py` or `evaluate.py` in a process of its own; `options` as of `subprocess.run`."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, str(ROOT / f"{name}.py"), *map(str, arguments)],
+        capture_output=True, text=True, check=False, timeout=240,
+        **{"env": environment} | options,
+    )  # fmt: skip
+
+
 def rows(count: int, offset: int = 0) -> list[dict[str, str]]:
     """Problems in GSM8K's schema, half of them additions, half subtractions."""
     made = []
@@ -151,6 +166,26 @@ def save_dataset(folder: Path) -> Path:
     write_rows(folder / "train.jsonl", rows(12))
     write_rows(folder / "test.jsonl", rows(6, offset=12))
     return folder
+
+
+def tiny_config(model: Path, data: Path, output: Path) -> dict[str, Any]:
+    """Settings of `train.py` for two steps on two prompts each."""
+    return {
+        "model_name_or_path": str(model),
+        "dataset_name": str(data),
+        "output_dir": str(output),
+        "load_in_4bit": False,
+        "dtype": "float32",
+        "bf16": False,
+        "rewards": ["strict_format", "tiny:digit_share"],
+        "num_generations": 4,
+        "per_device_train_batch_size": 8,
+        "max_completion_length": NEW_TOKENS,
+        "max_steps": 2,
+        "learning_rate": 0.01,
+        "lora_r": 4,
+        "seed": 3,
+    }
 
 
 def digit_share(completions: list[Any], **kwargs: Any) -> list[float]:

@@ -1,0 +1,191 @@
+"""Memory: what the plan says, what a CPU run takes, and which cards hold which recipe.
+
+    python benchmarks/memory.py            # measure, then write the tables of docs/memory.md
+    python benchmarks/memory.py --tables   # only write them
+
+Each measurement is one whole step of random weights in a process of its own; its highest resident
+memory is set beside `plan_memory`. The table of cards is computed, from the same function.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # `sologrpo`, whether or not the project is installed
+
+from _llama import SHAPES, build_config  # noqa: E402
+from transformers import PretrainedConfig, Qwen2Config, Qwen3Config  # noqa: E402
+
+from sologrpo.config import parse_config  # noqa: E402
+from sologrpo.footprint import footprint  # noqa: E402
+from sologrpo.memory_plan import memory_mend, plan_memory  # noqa: E402
+
+RESULTS = ROOT / "benchmarks/results/memory.json"
+GUIDE = ROOT / "docs/memory.md"
+BEGIN, END = "<!-- memory:begin -->", "<!-- memory:end -->"
+GIB = 2**30
+
+# Sizes of the steps that are measured, and whether activations are computed again.
+GENERATIONS, TOKENS = 8, 256
+CASES = [("25m", False), ("135m", False), ("135m", True), ("360m", False), ("360m", True)]
+
+CARDS = (16, 24, 40, 80)
+CONTEXT_GIB = 1.0  # of a card: CUDA's context, kernels and what a desktop takes
+RECIPES = ("qwen2.5-1.5b", "llama3.1-8b", "llama3.1-8b-fast", "boxed-fewshot", "r1-zero-on-policy")
+# From their config.json.
+QWEN2_5_1_5B = Qwen2Config(
+    vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
+    num_attention_heads=12, num_key_value_heads=2, max_position_embeddings=32768,
+    tie_word_embeddings=True,
+)  # fmt: skip
+QWEN3_8B = Qwen3Config(
+    vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36,
+    num_attention_heads=32, num_key_value_heads=8, head_dim=128, max_position_embeddings=40960,
+    tie_word_embeddings=False,
+)  # fmt: skip
+
+
+def config_of(model: str) -> PretrainedConfig:
+    """The architecture of a recipe's model, by its name."""
+    if "Qwen3-8B" in model:
+        return QWEN3_8B
+    return QWEN2_5_1_5B if "1.5B" in model else build_config("8b")
+
+
+def measure(shape: str, checkpointing: bool) -> dict[str, Any]:
+    """Take one step in this process; GiB planned and measured."""
+    from _cpu_training import growth_workload, resident_gib
+    from _sizes import Bench, Sizes
+    from _trainers import build
+
+    from sologrpo.device import prepare_cpu
+    from sologrpo.memory import free_bytes
+    from sologrpo.summary import quiet_libraries
+
+    quiet_libraries()
+    prepare_cpu()
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(None, Path(), Sizes(), Path(folder) / "samples", {})  # type: ignore[arg-type]
+        workload = growth_workload(bench, GENERATIONS, TOKENS, shape)
+        _, args, model_args = workload.settings
+        args.gradient_checkpointing = checkpointing
+        build_config(shape).save_pretrained(folder)
+        model_args.model_name_or_path = folder
+        size = footprint(model_args)
+        plan = plan_memory(size, args, [bench.sizes.growth_prompt_tokens])
+        before = resident_gib("VmRSS")
+        free = free_bytes(_cpu())
+        only = build(["solo"], workload)["solo"]
+        only.samples = True
+        only.train()
+        peak = resident_gib("VmHWM")
+    return {
+        "shape": shape,
+        "checkpointing": checkpointing,
+        "parameters": size.total,
+        "weights": plan.weights / GIB,
+        "adapter": plan.adapter / GIB,
+        "sampling": (plan.merged + plan.cache) / GIB,
+        "training": (plan.needed - plan.held) / GIB,
+        "planned": plan.peak(free) / GIB,
+        "measured": peak - before,
+    }
+
+
+def _cpu() -> Any:
+    import torch
+
+    return torch.device("cpu")
+
+
+def measure_all() -> list[dict[str, Any]]:
+    """Run each case in a process of its own."""
+    rows = []
+    for shape, checkpointing in CASES:
+        command = [sys.executable, __file__, "--worker", shape, str(int(checkpointing))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        if done.returncode:
+            raise RuntimeError(f"{shape}: {done.stderr[-2000:]}")
+        rows.append(json.loads(done.stdout.strip().splitlines()[-1]))
+        print({key: round(v, 3) if isinstance(v, float) else v for key, v in rows[-1].items()})
+    return rows
+
+
+def measured_table(rows: list[dict[str, Any]]) -> str:
+    """Planned against measured."""
+    lines = [
+        "| Model, fp32 | checkpointing | weights | adapter | sampling | training | planned peak | "
+        "measured | planned / measured |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        parts = (row[key] for key in ("weights", "adapter", "sampling", "training", "planned",
+                                      "measured"))  # fmt: skip
+        lines.append(
+            f"| {row['parameters'] / 1e6:.0f}M | {'yes' if row['checkpointing'] else 'no'} | "
+            + " | ".join(f"{part:.2f}" for part in parts)
+            + f" | {row['planned'] / row['measured']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def cards_table() -> str:
+    """Which cards hold which recipe, as its config stands; the mend where one does not."""
+    head = "".join(f" {card} GB |" for card in CARDS)
+    lines = [
+        f"| Recipe | weights | adapter | sampling, at most | training | needed |{head}",
+        "|---" * (6 + len(CARDS)) + "|",
+    ]
+    for recipe in RECIPES:
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(ROOT / f"configs/{recipe}.yaml")
+            # As on a card: bf16, not what this machine has.
+            arguments = ["--config", path, "--dtype", "bfloat16"]
+            model = str(parse_config(arguments)[2].model_name_or_path)
+            config_of(model).save_pretrained(folder)
+            run, args, model_args = parse_config([*arguments, "--model_name_or_path", folder])
+            size = footprint(model_args)
+        plan = plan_memory(size, args, [run.max_prompt_tokens or 512])
+        parts = (plan.weights, plan.adapter, plan.merged + plan.cache, plan.needed - plan.held,
+                 plan.needed)  # fmt: skip
+        cells = [f"[{recipe}](../configs/{recipe}.yaml)", *(f"{p / GIB:.1f}" for p in parts)]
+        for card in CARDS:
+            free = int((card - CONTEXT_GIB) * GIB)
+            cells.append(memory_mend(plan, free, args, bool(model_args.load_in_4bit)) or "yes")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write_tables() -> None:
+    """Put both tables between the marks of the guide."""
+    text = GUIDE.read_text(encoding="utf-8")
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    rows = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    measured = measured_table(rows) if rows else "Not measured yet."
+    tables = f"### Measured, on a CPU\n\n{measured}\n\n### Computed, for cards\n\n{cards_table()}"
+    GUIDE.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    """Run what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tables", action="store_true", help="do not measure again")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        print(json.dumps(measure(args.worker[0], args.worker[1] == "1")))
+        return
+    assert all(shape in SHAPES for shape, _ in CASES)
+    if not args.tables:
+        rows = measure_all()
+        RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_tables()
+
+
+if __name__ == "__main__":
+    main()
