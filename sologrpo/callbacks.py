@@ -93,6 +93,7 @@ class ConsoleLog(TrainerCallback):  # type: ignore[misc]
         self._samples_of: int | None = None  # the step whose completions are still to be shown
         self._bar: Progress | None = None
         self._ends: list[float] = []  # of the first steps
+        self._step_seconds: float | None = None  # to be said with the next log
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -114,13 +115,12 @@ class ConsoleLog(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Move the bar; when the second step is timed, say how long the others will take."""
-        if len(self._ends) < TIMED_STEPS and state.is_world_process_zero:
+        """Move the bar, and time the first steps."""
+        if len(self._ends) < TIMED_STEPS:
             self._ends.append(time.perf_counter())
-            if len(self._ends) == TIMED_STEPS and state.global_step < state.max_steps:
+            if len(self._ends) == TIMED_STEPS:
                 # The first step warms up and tests the sampling engines.
-                seconds = self._ends[-1] - self._ends[-2]
-                self._print(time_line(state.max_steps - state.global_step, seconds))
+                self._step_seconds = self._ends[-1] - self._ends[-2]
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=state.global_step)
 
@@ -146,6 +146,9 @@ class ConsoleLog(TrainerCallback):  # type: ignore[misc]
             return
         if "loss" in logs:
             self._print(step_line(state.global_step, state.max_steps, logs))
+            seconds, self._step_seconds = self._step_seconds, None
+            if seconds is not None and state.global_step < state.max_steps:
+                self._print(time_line(state.max_steps - state.global_step, seconds))
             if state.global_step % self.samples_every == 0:
                 self._samples_of = state.global_step
         elif "eval_accuracy" in logs:

@@ -106,7 +106,7 @@ def describe_tokens(args: SoloGRPOConfig, steps: int) -> str:
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     completions = math.ceil(steps / args.num_iterations) * rows
     tokens = completions * args.max_completion_length
-    return f"{completions:,} completions of at most {tokens / 1e6:,.1f}M tokens"
+    return f"{completions:,} completions, at most {tokens:,} tokens"
 
 
 def _print(console: Console, text: str) -> None:

@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 from transformers import TrainerCallback
 
-from sologrpo.callbacks import ConsoleLog, MetricsFile, step_line, validation_line, visible
+from sologrpo.callbacks import (
+    ConsoleLog,
+    MetricsFile,
+    step_line,
+    time_line,
+    validation_line,
+    visible,
+)
 from tiny import ROOT, tiny_config
 
 LOGS: dict[str, Any] = {
@@ -145,13 +152,23 @@ def played(run: Path, terminal: bool, **settings: Any) -> str:
     return printed
 
 
+@pytest.mark.parametrize(
+    ("steps", "seconds", "says"),
+    [(30, 27.0, "about 14 min for the other 30 steps, 27.0 s each"), (1000, 30, "about 8.3 h ")],
+)
+def test_time_of_the_other_steps(steps: int, seconds: float, says: str) -> None:
+    assert says in time_line(steps, seconds)
+
+
 def test_without_a_terminal_all_is_plain_lines(tmp_path: Path) -> None:
     lines = played(tmp_path, terminal=False).splitlines()
     assert all(line.isprintable() for line in lines)
     assert [line[:8] for line in lines] == [
-        "step 1/4", "step 2/4", *["  sample"] * 3, "step 3/4", "step 4/4", *["  sample"] * 3,
+        "step 1/4", "step 2/4", "time    ", *["  sample"] * 3, "step 3/4", "step 4/4",
+        *["  sample"] * 3,
     ]  # fmt: skip
-    best, middle, worst = lines[2:5]
+    assert re.fullmatch(r"time     about \d min for the other 2 steps, \d+\.\d s each", lines[2])
+    best, middle, worst = lines[3:6]
     assert best.startswith("  sample  advantage +2.00  strict_format 1.00  unit km  [bold red]18")
     assert best.endswith("<answer>18</answer> number 2")
     assert middle.startswith("  sample  advantage +0.50  ")

@@ -27,12 +27,9 @@ def all_bytes(*folders: Path) -> dict[Path, bytes]:
     }
 
 
-@pytest.mark.parametrize("tracker", ["none", "wandb"])
-def test_no_token_is_written_or_printed(
-    tracker: str, tmp_path: Path, tiny_llama: Path, tiny_data: Path
-) -> None:
+def test_no_token_is_written_or_printed(tmp_path: Path, tiny_llama: Path, tiny_data: Path) -> None:
     run, config = tmp_path / "run", tmp_path / "tiny.yaml"
-    settings = tiny_config(tiny_llama, tiny_data, run) | {"report_to": tracker, "save_steps": 1}
+    settings = tiny_config(tiny_llama, tiny_data, run) | {"report_to": "wandb", "save_steps": 1}
     config.write_text(yaml.safe_dump(settings), encoding="utf-8")
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     settings_of_wandb = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
@@ -42,8 +39,7 @@ def test_no_token_is_written_or_printed(
     assert trained.returncode == 0, trained.stderr
     evaluated = run_script("evaluate", "--run", run, "--limit", 2, **options)
     assert evaluated.returncode == 0, evaluated.stderr
-    if tracker == "wandb":
-        assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     printed = trained.stdout + trained.stderr + evaluated.stdout + evaluated.stderr
     files = all_bytes(tmp_path)
     assert run / "checkpoint-2" / "training_args.bin" in files
