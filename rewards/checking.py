@@ -162,8 +162,8 @@ class _CheckedSync(_Checked):
         try:
             return scores.result(timeout=self.timeout)
         except TimeoutError:
-            if scores.done():  # the reward's own
-                raise
+            if scores.done():  # in the last moment
+                return scores.result()
             raise self._too_slow(arguments) from _where_it_is(thread)
 
     def _run(self, arguments: dict[str, Any]) -> Scores:
@@ -180,7 +180,7 @@ def _where_it_is(thread: threading.Thread) -> TimeoutError:
     """An exception whose traceback is what the thread does now."""
     frame: FrameType | None = sys._current_frames().get(thread.ident or 0)
     stack = None
-    while frame is not None and frame.f_code.co_filename != threading.__file__:
+    while frame is not None and frame.f_code.co_filename != __file__:  # up to where it was called
         stack = TracebackType(stack, frame, frame.f_lasti, frame.f_lineno)
         frame = frame.f_back
     return TimeoutError("this is where it was").with_traceback(stack)

@@ -62,7 +62,7 @@ def _load_local(path: Path, split: str) -> Dataset:
 def _read_json(file: Path) -> list[dict[str, Any]]:
     """Rows of a file with an object a line, or of one with a list of objects.
 
-    Not by `load_dataset("json")`: pyarrow 25 crashes the process at a line that is `null`.
+    Not by `load_dataset("json")`: pyarrow 26.0 crashes the process at a line that is `null`.
     """
     text = file.read_text(encoding="utf-8")
     if text.lstrip().startswith("["):

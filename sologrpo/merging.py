@@ -30,11 +30,6 @@ def check_adapter(adapter: Path, base_name: str | None) -> dict[str, Any]:
     path = adapter / "adapter_config.json"
     if not path.is_file():
         raise InputError(f"{adapter} holds no adapter: it has no adapter_config.json")
-    if not (adapter / "adapter_model.safetensors").is_file():
-        raise InputError(
-            f"{adapter} has no adapter_model.safetensors; pickled weights (adapter_model.bin) are "
-            "not read, because they can run code: save the adapter again with PEFT"
-        )
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         trained_on = str(config["base_model_name_or_path"])
@@ -44,6 +39,11 @@ def check_adapter(adapter: Path, base_name: str | None) -> dict[str, Any]:
         raise InputError(
             f"{adapter} was made for base model {trained_on!r}, not {base_name!r}: "
             "leave --model out, or give the adapter of this model"
+        )
+    if not (adapter / "adapter_model.safetensors").is_file():
+        raise InputError(
+            f"{adapter} has no adapter_model.safetensors; pickled weights (adapter_model.bin) are "
+            "not read, because they can run code: save the adapter again with PEFT"
         )
     return config
 

@@ -54,7 +54,7 @@ def print_plan(
     free_memory = free_bytes(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     lines = [
         *plan_lines(run, args, model, lengths, size),
-        ("memory", f"{_gib(memory.peak(free_memory))} at most, {_gib(free_memory)} free: "
+        ("memory", f"about {_gib(memory.peak(free_memory))}, {_gib(free_memory)} free: "
                    f"weights and adapter {_gib(memory.held)}, "
                    f"sampling {_gib(memory.merged + memory.cache)}, "
                    f"training {_gib(memory.needed - memory.held)}"),

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import pickle
+import threading
 from fractions import Fraction
 
 import pytest
@@ -140,3 +141,40 @@ def test_signatures(tmp_path, monkeypatch):
         load_rewards(["signature_rewards:no_kwargs"], COLUMNS)
     with pytest.raises(RewardSpecError, match=r"'needs_more'.*'difficulty'.*no such column"):
         load_rewards(["signature_rewards:needs_more"], COLUMNS)
+
+
+# -- time ----------------------------------------------------------------------------------------
+
+
+def test_a_reward_that_hangs_is_shown_where_it_is():
+    def waits(completions, **kwargs):
+        threading.Event().wait()
+
+    with pytest.raises(
+        RewardError, match=r"'waits' did not score 1 completions within 0\.2 s"
+    ) as e:
+        checked(waits, timeout=0.2)(completions=["18"])
+    shown = e.value.own_traceback()
+    assert "in waits" in shown
+    assert "threading.Event().wait()" in shown
+    assert "rewards/checking.py" not in shown
+
+
+def test_an_async_reward_that_hangs():
+    async def waits(completions, **kwargs):
+        await asyncio.sleep(3600)
+
+    with pytest.raises(RewardError, match=r"within 0\.2 s: mend it, or raise reward_timeout"):
+        asyncio.run(checked(waits, timeout=0.2)(completions=["18"]))
+
+
+def test_a_reward_within_its_time_is_as_without_a_limit():
+    def length(completions, **kwargs):
+        return [len(text) for text in completions]
+
+    def broken(completions, **kwargs):
+        raise TimeoutError("the judge did not answer")
+
+    assert checked(length, timeout=10)(completions=["18", "1"]) == [2.0, 1.0]
+    with pytest.raises(RewardError, match="raised TimeoutError: the judge did not answer"):
+        checked(broken, timeout=10)(completions=["18"])
