@@ -65,11 +65,11 @@ class Job:
 JOBS = (
     Job("step", "plain", 900),
     Job("step", "tuned", 900),
-    Job("sharing", "tuned", 450),
+    Job("sharing", "tuned", 360),
     Job("variants", "tuned", 800),
     Job("sampling", "tuned", 200),
     Job("evaluation", "tuned", 600),
-    Job("memory", "plain", 400, "stock"),
+    Job("memory", "plain", 330, "stock"),
     Job("memory", "plain", 100, "solo"),
     Job("memory", "tuned", 100, "solo"),
     Job("growth", "tuned", 400),

@@ -31,8 +31,10 @@ def branches_that_pay(hidden_size: int, prompt_T: int, completion_T: int) -> int
         prompt_T: P, tokens of the prompt.
         completion_T: T, tokens of a completion.
     """
-    best = math.sqrt(6 * hidden_size * prompt_T + prompt_T**2) / max(completion_T, 1)
-    return max(1, round(best))
+    squared = (6 * hidden_size * prompt_T + prompt_T**2) / max(completion_T, 1) ** 2
+    below = math.isqrt(int(squared))
+    # Of two neighbours the larger is better from their geometric mean on.
+    return below + 1 if squared > below * (below + 1) else below
 
 
 def tree_shape(completions: Sequence[int], most: int) -> tuple[int, int]:

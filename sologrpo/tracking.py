@@ -10,7 +10,7 @@ from sologrpo.config import SoloGRPOConfig
 from sologrpo.diagnosis import print_warning
 from sologrpo.errors import InputError
 
-TIMEOUT = 20  # seconds to reach the server, at the start of a run
+TIMEOUT = 10  # seconds that W&B gets to reach its server; it does not always keep to them
 NO_LOGIN, NO_ANSWER = 3, 4  # exit codes
 # In a process of its own: where W&B has looked once, it keeps its settings, and could no longer be
 # told to work offline. `viewer` asks the server who we are.
@@ -37,17 +37,22 @@ def prepare_trackers(args: SoloGRPOConfig, console: Console) -> None:
         return
     if os.environ.get("WANDB_MODE", "online") != "online":
         return
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=False,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    if done.returncode == NO_LOGIN:
+    command = [sys.executable, "-c", PROBE]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+            timeout=2 * TIMEOUT,
+        )  # fmt: skip
+        code, said = done.returncode, done.stdout
+    except subprocess.TimeoutExpired:
+        code, said = NO_ANSWER, f"nothing for {2 * TIMEOUT} s"
+    if code == NO_LOGIN:
         raise InputError(
             "report_to: wandb needs a login: run `wandb login`, or set WANDB_MODE=offline"
         )
-    if done.returncode == NO_ANSWER:
+    if code == NO_ANSWER:
         os.environ["WANDB_MODE"] = "offline"
-        reason = done.stdout.strip().splitlines()[-1]
+        reason = said.strip().splitlines()[-1]
         print_warning(
             console,
             f"W&B does not answer ({reason}): it logs to the folder wandb/, and `wandb sync` "

@@ -131,8 +131,8 @@ def test_branches_that_pay_take_the_least_work(d: int, prompt_T: int, completion
 
     most = branches_that_pay(d, prompt_T, completion_T)
     assert most >= 1
-    for other in (most // 2, most - 2, most + 2, 2 * most):
-        assert other < 1 or other == most or work(most) <= work(other)
+    for other in (most // 2, most - 1, most + 1, 2 * most):
+        assert other < 1 or work(most) <= work(other) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
