@@ -103,8 +103,8 @@ def _cpu() -> Any:
     return torch.device("cpu")
 
 
-def measure_all() -> list[dict[str, Any]]:
-    """Run each case in a process of its own."""
+def measure_all() -> None:
+    """Run each case in a process of its own; write each row as soon as it is measured."""
     rows = []
     for shape, checkpointing in CASES:
         command = [sys.executable, __file__, "--worker", shape, str(int(checkpointing))]
@@ -113,7 +113,7 @@ def measure_all() -> list[dict[str, Any]]:
             raise RuntimeError(f"{shape}: {done.stderr[-2000:]}")
         rows.append(json.loads(done.stdout.strip().splitlines()[-1]))
         print({key: round(v, 3) if isinstance(v, float) else v for key, v in rows[-1].items()})
-    return rows
+        RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 def measured_table(rows: list[dict[str, Any]]) -> str:
@@ -182,8 +182,7 @@ def main() -> None:
         return
     assert all(shape in SHAPES for shape, _ in CASES)
     if not args.tables:
-        rows = measure_all()
-        RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        measure_all()
     write_tables()
 
 
