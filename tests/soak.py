@@ -97,7 +97,9 @@ def test_three_hundred_steps(
     assert [row["step"] for row in trained] == list(range(1, STEPS + 1))
     assert len(list((run / "completions").glob("*.parquet"))) == STEPS
     kept = sorted(step_of(path) for path in run.glob("checkpoint-*"))
-    assert kept == [STEPS - SAVE_STEPS * i for i in reversed(range(KEPT))]
+    # The newest, and the one with the best validation, which may be older.
+    assert len(kept) == KEPT
+    assert kept[1 - KEPT :] == [STEPS - SAVE_STEPS, STEPS]
     last = last_whole_checkpoint(run)
     assert last is not None
     assert step_of(last) == STEPS
