@@ -6,10 +6,8 @@ Not part of `make test`: three hundred steps take some minutes.
 """
 
 import json
-import os
 import statistics
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +16,9 @@ import psutil
 import pytest
 import yaml
 
+from scripts import command_of, script_environment
 from sologrpo.checkpoints import last_whole_checkpoint, step_of
-from tiny import ROOT, tiny_config
+from tiny import tiny_config
 
 STEPS, WARM_UP = 300, 50
 SAVE_STEPS, KEPT = 25, 3
@@ -73,11 +72,8 @@ def test_three_hundred_steps(
         "eval_steps": 50,
     }  # fmt: skip
     config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), "--config", str(config)],
-        stdout=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
-    )
+    command = command_of("train", "--config", config)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=script_environment())
     watched = psutil.Process(process.pid)
     at_step: list[int] = []
     resident: list[float] = []

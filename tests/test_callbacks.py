@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from transformers import TrainerCallback
 
+from scripts import command_of, script_environment
 from sologrpo.callbacks import (
     ConsoleLog,
     MetricsFile,
@@ -27,7 +27,7 @@ from sologrpo.callbacks import (
     validation_line,
     visible,
 )
-from tiny import ROOT, tiny_config
+from tiny import tiny_config
 
 LOGS: dict[str, Any] = {
     "loss": -0.01,
@@ -244,11 +244,9 @@ def test_the_bar_goes_on_after_a_resume_and_knows_the_rest(tmp_path: Path) -> No
 def in_a_terminal(*arguments: str | Path) -> tuple[int, str]:
     """Run `train.py` on a pseudo terminal: its exit code, and all that it wrote there."""
     ours, theirs = pty.openpty()
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TERM": "xterm"}
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), *map(str, arguments)],
-        stdin=theirs, stdout=theirs, stderr=theirs, env=environment,
+        command_of("train", *arguments), env=script_environment(TERM="xterm"),
+        stdin=theirs, stdout=theirs, stderr=theirs,
     )  # fmt: skip
     os.close(theirs)
     written = b""

@@ -1,7 +1,6 @@
 """The command line, as users meet it: two steps of training, evaluation, and bad input."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -16,11 +15,12 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from scripts import Printed, command_of, load_script, printed_by, script_environment
 from sologrpo.config import RunArguments
 from sologrpo.data import load_test_prompts, prompt_token_ids
 from sologrpo.generation import generate_greedily
 from sologrpo.model import load_tokenizer
-from tiny import NEW_TOKENS, ROOT, load_script, rows, tiny_config, write_rows
+from tiny import NEW_TOKENS, rows, tiny_config, write_rows
 
 RESULT_FIELDS = {
     "n", "accuracy", "accuracy_ci95", "accuracy_lenient", "format_rate", "truncated_rate",
@@ -34,11 +34,9 @@ PAIRED_FIELDS = {"baseline_accuracy", "delta", "delta_ci95", "mcnemar_p"}
 
 
 def start(script: str, *arguments: str | Path) -> subprocess.Popen[str]:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     return subprocess.Popen(
-        [sys.executable, str(ROOT / script), *map(str, arguments)],
+        command_of(script, *arguments), env=script_environment(),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 
@@ -66,7 +64,7 @@ def runs(work: Path, config_file: Path) -> tuple[Path, Path, str]:
     """Two runs with one seed, and what the first printed."""
     folders = (work / "first", work / "second")
     started = [
-        start("train.py", "--config", config_file, "--output_dir", folder) for folder in folders
+        start("train", "--config", config_file, "--output_dir", folder) for folder in folders
     ]
     printed = [finish(process) for process in started]
     return (*folders, printed[0])
@@ -76,7 +74,7 @@ def runs(work: Path, config_file: Path) -> tuple[Path, Path, str]:
 def evaluated(work: Path, runs: tuple[Path, Path, str]) -> tuple[Path, str]:
     """The folder of the merged model of the first run, and what its evaluation printed."""
     merged = work / "merged"
-    return merged, finish(start("evaluate.py", "--run", runs[0], "--save_merged", merged))
+    return merged, finish(start("evaluate", "--run", runs[0], "--save_merged", merged))
 
 
 def adapter_weights(run: Path) -> dict[str, torch.Tensor]:
@@ -177,35 +175,13 @@ def test_merged_model_equals_base_and_adapter(
 
 # -- the same scripts, called in this process ----------------------------------------------------
 
-Call = Callable[..., "Printed"]
-
-
-class Printed(str):
-    """What a script printed on stderr; its exit code and what it printed on stdout beside it."""
-
-    code: int
-    stdout: str
+Call = Callable[..., Printed]
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+def call(capfd: pytest.CaptureFixture[str]) -> Call:
     """Run `train.py` or `evaluate.py` with these arguments; capture what it prints."""
-
-    def run(script: str, *arguments: str | Path) -> Printed:
-        module = load_script(script)
-        monkeypatch.setattr(sys, "argv", [f"{script}.py", *map(str, arguments)])
-        capfd.readouterr()
-        code = 0
-        try:
-            module.main()
-        except SystemExit as error:
-            code = int(error.code or 0)
-        captured = capfd.readouterr()
-        printed = Printed(captured.err)
-        printed.code, printed.stdout = code, captured.out
-        return printed
-
-    return run
+    return lambda script, *arguments: printed_by(load_script(script), capfd, *arguments)
 
 
 def assert_one_line_error(stderr: str, code: int, *says: str) -> None:

@@ -1,10 +1,8 @@
 """`evaluate.py` as users call it: precisions, sampling, resuming, judging again, and bad input."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,15 +14,16 @@ import yaml
 from peft import LoraConfig, get_peft_model
 from trl import ModelConfig
 
+from scripts import command_of, load_script, printed_by, script_environment
 from sologrpo.config import PRECISIONS
 from sologrpo.model import load_base_model
-from tiny import ROOT, load_script, rows, write_rows
+from tiny import rows, write_rows
 
 NEW_TOKENS = 12
-Run = Callable[..., "Printed"]
+Run = Callable[..., "Table"]
 
 
-class Printed(str):
+class Table(str):
     """What the script printed; the exit code and the last line of stderr beside it."""
 
     code: int
@@ -33,21 +32,13 @@ class Printed(str):
 
 @pytest.fixture
 def evaluate(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str | Path) -> Printed:
-        module = load_script("evaluate")
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, arguments)])
+    def run(*arguments: str | Path) -> Table:
         monkeypatch.setenv("COLUMNS", "200")
-        capfd.readouterr()
-        code = 0
-        try:
-            module.main()
-        except SystemExit as error:
-            code = int(error.code or 0)
-        captured = capfd.readouterr()
-        printed = Printed(captured.out)
-        printed.code = code
-        printed.error = captured.err.rstrip("\n").rpartition("\n")[2]
-        return printed
+        printed = printed_by(load_script("evaluate"), capfd, *arguments)
+        table = Table(printed.stdout)
+        table.code = printed.code
+        table.error = printed.rstrip("\n").rpartition("\n")[2]
+        return table
 
     return run
 
@@ -186,11 +177,9 @@ def test_samples_are_reported_beside_the_greedy_answer(evaluate: Run, run_plain:
 
 
 def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "evaluate.py"), *map(str, arguments)],
+        command_of("evaluate", *arguments), env=script_environment(),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 

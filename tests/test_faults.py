@@ -6,7 +6,6 @@ import os
 import re
 import resource
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,18 +18,12 @@ from filelock import FileLock
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from scripts import Printed, printed_by, run_script, script_environment, train_without_report
 from sologrpo.checkpoints import last_whole_checkpoint
 from sologrpo.errors import cannot_write
-from tiny import ROOT, load_script, rows, run_script, tiny_config, write_rows
+from tiny import ROOT, rows, tiny_config, write_rows
 
-Train = Callable[..., "Ended"]
-
-
-class Ended(str):
-    """What a run printed on stderr; its exit code and what it printed on stdout beside it."""
-
-    code: int
-    stdout: str
+Train = Callable[..., Printed]
 
 
 @pytest.fixture
@@ -42,30 +35,11 @@ def config_file(tmp_path: Path, tiny_llama: Path, tiny_data: Path) -> Path:
 
 
 @pytest.fixture
-def train(
-    config_file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Train:
+def train(config_file: Path, capfd: pytest.CaptureFixture[str]) -> Train:
     """Run `train.py` on the tiny config, in this process."""
-
-    def run(*arguments: str | Path) -> Ended:
-        monkeypatch.setattr(
-            sys, "argv", ["train.py", "--config", *map(str, (config_file, *arguments))]
-        )
-        module = load_script("train")
-        # Takes longer than the steps.
-        monkeypatch.setattr(module, "write_report", lambda directory: directory / "report.html")
-        capfd.readouterr()
-        code = 0
-        try:
-            module.main()
-        except SystemExit as error:
-            code = int(error.code or 0)
-        captured = capfd.readouterr()
-        ended = Ended(captured.err)
-        ended.code, ended.stdout = code, captured.out
-        return ended
-
-    return run
+    return lambda *arguments: printed_by(
+        train_without_report(), capfd, "--config", config_file, *arguments
+    )
 
 
 def steps_of(run: Path) -> list[int]:
@@ -260,11 +234,8 @@ def test_one_broken_row_in_thousands(train: Train, tmp_path: Path) -> None:
 
 def with_wandb(tmp_path: Path, **more: str) -> dict[str, str]:
     """An environment whose W&B server nobody answers for."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    return kept | more | {
-        "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_DIR": str(tmp_path), "PYTHONPATH": paths,
-    }  # fmt: skip
+    own = {name: value for name, value in script_environment().items() if "WANDB_" not in name}
+    return own | more | {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_DIR": str(tmp_path)}
 
 
 def test_a_tracker_that_cannot_be_reached(config_file: Path, tmp_path: Path) -> None:

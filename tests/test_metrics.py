@@ -428,7 +428,7 @@ def test_wandb_offline_needs_no_account(
         monkeypatch.delenv(name)
     for name, value in {**NO_NETWORK, "WANDB_MODE": "offline", "HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    printed = finish(start("train.py", "--config", config_file, "--report_to", "wandb"))
+    printed = finish(start("train", "--config", config_file, "--report_to", "wandb"))
     assert "step 1/1" in printed
     (log,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     content = records(log)
@@ -442,7 +442,7 @@ def test_wandb_offline_needs_no_account(
 def test_tensorboard(config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
-    finish(start("train.py", "--config", config_file, "--report_to", "tensorboard"))
+    finish(start("train", "--config", config_file, "--report_to", "tensorboard"))
     (events,) = (tmp_path / "events").glob("**/events.*")
     content = events.read_bytes()
     for name in ("reward", "time/sampling", "progress"):

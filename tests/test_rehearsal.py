@@ -1,7 +1,6 @@
 """The largest steps of a run are tried before it, and leave no trace in it."""
 
 import io
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import yaml
 from rich.console import Console
 from safetensors.torch import load_file
 
+from scripts import printed_by, train_without_report
 from sologrpo import rehearsal
 from sologrpo.config import parse_config
 from sologrpo.errors import RunError
@@ -23,7 +23,7 @@ from sologrpo.rehearsal import (
     rehearse,
     should_rehearse,
 )
-from tiny import NEW_TOKENS, load_script, rows, tiny_config, write_rows
+from tiny import NEW_TOKENS, rows, tiny_config, write_rows
 
 
 @pytest.fixture
@@ -60,20 +60,16 @@ def test_the_longest_prompt_and_full_completions(config: Path, tmp_path: Path) -
 
 
 def test_a_run_is_the_same_with_and_without_one(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    config: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     weights = []
     for choice in ("true", "false"):
         run = tmp_path / choice
         # Off-policy, where two steps share what is sampled for the first.
-        argv = ["train.py", "--config", str(config), "--output_dir", str(run)]
-        argv += ["--num_iterations", "2"]
-        monkeypatch.setattr(sys, "argv", [*argv, "--rehearse", choice])
-        module = load_script("train")
-        monkeypatch.setattr(module, "write_report", lambda directory: directory / "report.html")
-        module.main()
-        printed = capfd.readouterr().out
-        assert ("\nrehearsal 8 completions" in printed) == (choice == "true")
+        options = ("--config", config, "--output_dir", run, "--num_iterations", "2")
+        printed = printed_by(train_without_report(), capfd, *options, "--rehearse", choice)
+        assert printed.code == 0, printed
+        assert ("\nrehearsal 8 completions" in printed.stdout) == (choice == "true")
         weights.append(load_file(str(run / "adapter" / "adapter_model.safetensors")))
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 

@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from scripts import command_of, exit_code, script_environment, train_without_report
 from sologrpo.checkpoints import (
     EpochSampler,
     StopWithCheckpoint,
@@ -33,7 +33,7 @@ from sologrpo.config import RunArguments, SoloGRPOConfig
 from sologrpo.data import build_prompts
 from sologrpo.model import load_tokenizer
 from sologrpo.trainer import SoloGRPOTrainer
-from tiny import ROOT, digit_share, load_script, rows
+from tiny import digit_share, rows
 
 STEPS = 10  # of 8 in an epoch: the last two are of the second
 SETTINGS: dict[str, Any] = {
@@ -271,16 +271,8 @@ def config_file(
 
 def train_here(config: Path, output: Path, *arguments: str) -> int:
     """Run `train.py` in this process, without the report at its end; its exit code."""
-    module = load_script("train")
-    argv = ["train.py", "--config", str(config), "--output_dir", str(output), *arguments]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "write_report", lambda directory: directory / "report.html")
-        patch.setattr(sys, "argv", argv)
-        try:
-            module.main()
-        except SystemExit as error:
-            return int(error.code or 0)
-    return 0
+    options = ("--config", config, "--output_dir", output)
+    return exit_code(train_without_report(), *options, *arguments)
 
 
 @pytest.fixture
@@ -295,12 +287,9 @@ def train(capfd: pytest.CaptureFixture[str], config_file: Path) -> Train:
 
 
 def start(config: Path, output: Path, *arguments: str) -> subprocess.Popen[str]:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    command = [sys.executable, str(ROOT / "train.py"), "--config", str(config)]
     return subprocess.Popen(
-        [*command, "--output_dir", str(output), *arguments],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        command_of("train", "--config", config, "--output_dir", output, *arguments),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=script_environment(),
     )  # fmt: skip
 
 

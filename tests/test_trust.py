@@ -2,13 +2,13 @@
 
 import ast
 import os
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tiny import ROOT, load_script, rows, run_script, tiny_config, write_rows
+from scripts import exit_code, load_script, run_script, script_environment
+from tiny import ROOT, rows, tiny_config, write_rows
 
 TOKENS = {
     "HF_TOKEN": "hf_" + "PlantedHub" * 3,
@@ -31,10 +31,8 @@ def test_no_token_is_written_or_printed(tmp_path: Path, tiny_llama: Path, tiny_d
     run, config = tmp_path / "run", tmp_path / "tiny.yaml"
     settings = tiny_config(tiny_llama, tiny_data, run) | {"report_to": "wandb", "save_steps": 1}
     config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    settings_of_wandb = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
-    options = {"env": os.environ | TOKENS | settings_of_wandb | {"PYTHONPATH": paths},
-               "cwd": tmp_path}  # fmt: skip
+    environment = script_environment(WANDB_MODE="offline", WANDB_DIR=str(tmp_path), **TOKENS)
+    options = {"env": environment, "cwd": tmp_path}
     trained = run_script("train", "--config", config, "--hub_token", ARGUMENT, **options)
     assert trained.returncode == 0, trained.stderr
     evaluated = run_script("evaluate", "--run", run, "--limit", 2, **options)
@@ -64,10 +62,8 @@ def test_names_in_the_data_never_become_paths(
     settings = tiny_config(tiny_llama, inside / "data", inside / "run") | {"save_steps": 1}
     config.write_text(yaml.safe_dump(settings), encoding="utf-8")
     monkeypatch.chdir(inside)
-    monkeypatch.setattr(sys, "argv", ["train.py", "--config", str(config)])
-    load_script("train").main()
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--run", str(inside / "run")])
-    load_script("evaluate").main()
+    assert exit_code(load_script("train"), "--config", config) == 0
+    assert exit_code(load_script("evaluate"), "--run", inside / "run") == 0
     outside = [
         path for path in tmp_path.rglob("*") if path.is_file() and inside not in path.parents
     ]

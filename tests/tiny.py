@@ -3,13 +3,8 @@
 The weights are random, so nothing here is clever; the shapes, files and code paths are real.
 """
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -114,27 +109,6 @@ def save_model(folder: Path, family: str, seed: int = 0) -> Path:
     build_model(family, tokenizer, seed).save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
     return folder
-
-
-def load_script(name: str) -> ModuleType:
-    """`train.py` or `evaluate.py` as a module of its own."""
-    spec = importlib.util.spec_from_file_location(f"script_{name}", ROOT / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def run_script(name: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run `train.py` or `evaluate.py` in a process of its own; `options` as of `subprocess.run`."""
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, str(ROOT / f"{name}.py"), *map(str, arguments)],
-        capture_output=True, text=True, check=False, timeout=240,
-        **{"env": environment} | options,
-    )  # fmt: skip
 
 
 def rows(count: int, offset: int = 0) -> list[dict[str, str]]:

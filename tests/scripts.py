@@ -1,0 +1,80 @@
+"""`train.py` and `evaluate.py` as a user calls them: in this process, or in one of their own."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tiny import ROOT
+
+
+class Printed(str):
+    """What a script printed on stderr; its exit code and what it printed on stdout beside it."""
+
+    code: int
+    stdout: str
+
+
+def load_script(name: str) -> ModuleType:
+    """`train.py` or `evaluate.py` as a module of its own."""
+    spec = importlib.util.spec_from_file_location(f"script_{name}", ROOT / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def train_without_report() -> ModuleType:
+    """`train.py` without the report at its end, which takes longer than steps of a tiny model."""
+    module = load_script("train")
+    module.write_report = lambda directory: directory / "report.html"  # type: ignore[attr-defined]
+    return module
+
+
+def exit_code(module: ModuleType, *arguments: object) -> int:
+    """Run a script with these arguments, in this process."""
+    name = Path(str(module.__file__)).name
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [name, *map(str, arguments)])
+        try:
+            module.main()
+        except SystemExit as error:
+            return int(error.code or 0)
+    return 0
+
+
+def printed_by(
+    module: ModuleType, capfd: pytest.CaptureFixture[str], *arguments: object
+) -> Printed:
+    """Run a script with these arguments, in this process; capture what it prints."""
+    capfd.readouterr()
+    code = exit_code(module, *arguments)
+    captured = capfd.readouterr()
+    printed = Printed(captured.err)
+    printed.code, printed.stdout = code, captured.out
+    return printed
+
+
+def script_environment(**more: str) -> dict[str, str]:
+    """What a script needs to find the project and `tiny`, on one core."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    return os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | more
+
+
+def command_of(name: str, *arguments: object) -> list[str]:
+    """The command that runs a script with these arguments, in a process of its own."""
+    return [sys.executable, str(ROOT / f"{name}.py"), *map(str, arguments)]
+
+
+def run_script(name: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own; `options` as of `subprocess.run`."""
+    return subprocess.run(
+        command_of(name, *arguments), capture_output=True, text=True, check=False, timeout=240,
+        **{"env": script_environment()} | options,
+    )  # fmt: skip
