@@ -47,10 +47,10 @@ def main() -> None:
     if run.dry_run:
         return
     prepare_trackers(args, console)
-    if should_rehearse(run, args):
-        rehearse(sys.argv[1:], args, console)
 
     opened = open_run_directory(run, args, model_args)
+    if should_rehearse(run, args):
+        rehearse(sys.argv[1:], args, console)
     model = load_base_model(model_args, args.trust_remote_code)
     save_run_description(run, args, model_args)
 

@@ -18,6 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # `sologrpo`, whether or not the project is installed
 
+import torch  # noqa: E402
 from _llama import SHAPES, build_config  # noqa: E402
 from transformers import PretrainedConfig, Qwen2Config, Qwen3Config  # noqa: E402
 
@@ -79,7 +80,7 @@ def measure(shape: str, checkpointing: bool) -> dict[str, Any]:
         size = footprint(model_args)
         plan = plan_memory(size, args, [bench.sizes.growth_prompt_tokens])
         before = resident_gib("VmRSS")
-        free = free_bytes(_cpu())
+        free = free_bytes(torch.device("cpu"))
         only = build(["solo"], workload)["solo"]
         only.samples = True
         only.train()
@@ -95,12 +96,6 @@ def measure(shape: str, checkpointing: bool) -> dict[str, Any]:
         "planned": plan.peak(free) / GIB,
         "measured": peak - before,
     }
-
-
-def _cpu() -> Any:
-    import torch
-
-    return torch.device("cpu")
 
 
 def measure_all() -> None:

@@ -55,6 +55,7 @@ __all__ = [
     "Verdict",
     "answer_correctness",
     "boxed_correctness",
+    "check_is_list",
     "check_signature",
     "checked",
     "completion_length",
@@ -117,8 +118,7 @@ def load_rewards(
     >>> [reward.__name__ for reward in load_rewards(["strict_format", length])]
     ['strict_format', 'completion_length']
     """
-    if isinstance(specs, str | Mapping):
-        raise RewardSpecError(f"rewards must be a list, not {specs!r}: write rewards: [{specs}]")
+    check_is_list(specs)
     rewards = [load_reward(spec) for spec in specs]
     names = [reward_name(reward) for reward in rewards]
     for name, reward in zip(names, rewards, strict=True):
@@ -127,6 +127,16 @@ def load_rewards(
         if columns is not None:
             check_signature(reward, columns)
     return [checked(reward, timeout) for reward in rewards]
+
+
+def check_is_list(specs: Any) -> None:
+    """Refuse what is no list of specs.
+
+    Raises:
+        RewardSpecError: one line that says what to write instead.
+    """
+    if isinstance(specs, str) or not isinstance(specs, Sequence):
+        raise RewardSpecError(f"rewards must be a list, not {specs!r}: write rewards: [{specs}]")
 
 
 def name_of_spec(spec: Spec) -> str:

@@ -136,12 +136,10 @@ class _Checked:
 
 class _CheckedAsync(_Checked):
     async def __call__(self, **arguments: Any) -> Scores:
-        scores = asyncio.ensure_future(self._scores(arguments))
-        await asyncio.wait([scores], timeout=self.timeout or None)
-        if not scores.done():
-            scores.cancel()
-            raise self._too_slow(arguments)
-        return scores.result()
+        try:
+            return await asyncio.wait_for(self._scores(arguments), self.timeout or None)
+        except TimeoutError:  # not the reward's own: that became a `RewardError`
+            raise self._too_slow(arguments) from None
 
 
 class _CheckedSync(_Checked):

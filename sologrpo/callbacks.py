@@ -31,6 +31,7 @@ from transformers import (
 from rewards.completions import text_of
 from sologrpo.progress import PARTS
 from sologrpo.run import METRICS
+from sologrpo.summary import print_line
 
 SAMPLES_EVERY = 10  # steps
 TIMED_STEPS = 2  # before the time of the run is estimated
@@ -155,8 +156,7 @@ class ConsoleLog(TrainerCallback):  # type: ignore[misc]
             self._print(validation_line(state.global_step, logs))
 
     def _print(self, line: str) -> None:
-        # Not wrapped: in a log file, where rich knows no width, a step stays one line.
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_line(self.console, line)
 
     def _print_samples(self, args: TrainingArguments) -> None:
         step, self._samples_of = self._samples_of, None
@@ -188,9 +188,18 @@ def _bar(console: Console) -> Progress:
 
 def time_line(steps: int, seconds: float) -> str:
     """How long so many steps will take, if each takes so many seconds."""
-    minutes = math.ceil(steps * seconds / 60)
-    left = f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+    left = duration(steps * seconds)
     return f"time     about {left} for the other {steps} steps, {seconds:.1f} s each"
+
+
+def duration(seconds: float) -> str:
+    """Minutes, begun ones counted, or hours.
+
+    >>> duration(61), duration(30_000)
+    ('2 min', '8.3 h')
+    """
+    minutes = math.ceil(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
 def step_line(step: int, max_steps: int, logs: dict[str, Any]) -> str:
@@ -215,11 +224,11 @@ def step_line(step: int, max_steps: int, logs: dict[str, Any]) -> str:
     ):
         if logs.get(key) is not None:
             parts.append(f"{label} {logs[key]:{spec}}")
-    seconds = _seconds(logs)
+    seconds = step_seconds(logs)
     return "  ".join(parts if seconds is None else [*parts, f"s {seconds:.1f}"])
 
 
-def _seconds(logs: dict[str, Any]) -> float | None:
+def step_seconds(logs: dict[str, Any]) -> float | None:
     """Seconds of a step; TRL's figure, without the update, where there are no parts."""
     parts = [logs[f"time/{name}"] for name in PARTS if f"time/{name}" in logs]
     return sum(parts) if parts else logs.get("step_time")

@@ -21,7 +21,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from trl import GRPOConfig, ModelConfig, TrlParser
 
-from rewards import name_of_spec
+from rewards import check_is_list, name_of_spec
 from sologrpo.advantages import OUTCOME_GATES, TRL_EPSILON
 from sologrpo.device import fast_dtype
 from sologrpo.engines import SAMPLING_ENGINES
@@ -72,6 +72,7 @@ BATCH_COUNTS = (
     "steps_per_generation", "num_iterations",
 )  # fmt: skip
 
+TRAINERS = ("solo", "stock")
 # Of TRL 1.16 (grpo_trainer.py:3109-3175), which refuses others at the first loss only.
 LOSS_TYPES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 # Numbers that mean something: from, to, and whether the ends count. TRL and PEFT check few of them,
@@ -185,7 +186,7 @@ class RunArguments:
     )  # fmt: skip
     trainer: str = field(
         default="solo",
-        metadata={"help": "solo, or stock: TRL's own GRPOTrainer", "choices": ["solo", "stock"]},
+        metadata={"help": "solo, or stock: TRL's own GRPOTrainer", "choices": list(TRAINERS)},
     )
     resume: bool = field(
         default=False, metadata={"help": "Go on from the last checkpoint in output_dir"}
@@ -521,7 +522,8 @@ def _hide_token(args: SoloGRPOConfig) -> None:
 def _check_choices(run: RunArguments, args: SoloGRPOConfig) -> None:
     """Names from the file; argparse checks those of the command line."""
     for key, value, known in (
-        ("trainer", run.trainer, ("solo", "stock")),
+        ("prompt_format", run.prompt_format, PROMPT_FORMATS),
+        ("trainer", run.trainer, TRAINERS),
         ("loss_type", args.loss_type, LOSS_TYPES),
     ):
         if value not in known:
@@ -531,11 +533,9 @@ def _check_choices(run: RunArguments, args: SoloGRPOConfig) -> None:
 
 
 def _resolve_rewards(run: RunArguments) -> None:
-    if run.prompt_format not in PROMPT_FORMATS:  # argparse checks the command line, not the file
-        known = ", ".join(PROMPT_FORMATS)
-        raise InputError(f"unknown prompt_format {run.prompt_format!r}: use one of {known}")
     if run.rewards is None:
         run.rewards = list(PROMPT_FORMATS[run.prompt_format].rewards)
+    check_is_list(run.rewards)
 
 
 def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> None:

@@ -21,6 +21,7 @@ from transformers import (
 from rewards import OUTCOME_REWARDS
 from sologrpo.config import RunArguments, SoloGRPOConfig
 from sologrpo.prompts import PROMPT_FORMATS, load_worked_examples
+from sologrpo.summary import print_line
 
 # Adapters of these recipes learn at 1e-5 to 5e-4; at ten times that nothing but a KL term holds
 # the policy near a model that can speak.
@@ -167,8 +168,8 @@ class Diagnosis(TrainerCallback):  # type: ignore[misc]
 
 
 def print_warning(console: Console, text: str) -> None:
-    """One line, not wrapped, so that a log file can be searched for it."""
-    console.print(f"warning  {text}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    """One line that begins with `warning`."""
+    print_line(console, f"warning  {text}", "yellow")
 
 
 def _checksums(model: torch.nn.Module) -> dict[str, tuple[float, float]]:

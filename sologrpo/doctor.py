@@ -21,7 +21,7 @@ import psutil
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from sologrpo.summary import quiet_libraries
+from sologrpo.summary import print_line, quiet_libraries
 
 Status = Literal["ok", "warning", "error"]
 
@@ -220,9 +220,9 @@ def main(argv: list[str] | None = None) -> int:
         statuses.append(found.status)
         colour = COLOURS[found.status]
         console.print(f"{name:<13}[{colour}]{found.status:<8}[/]", end="", highlight=False)
-        console.print(found.text, highlight=False, markup=False, soft_wrap=True)
+        print_line(console, found.text)
         if found.mend:
-            console.print(f"{'':21}-> {found.mend}", highlight=False, markup=False, soft_wrap=True)
+            print_line(console, f"{'':21}-> {found.mend}")
     return int("error" in statuses)
 
 

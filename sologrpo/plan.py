@@ -14,7 +14,7 @@ from rewards import Reward, parse_gold
 from rewards.checking import reward_name
 from sologrpo.config import COMMAND_LINE, PROJECT, RunArguments, SoloGRPOConfig, origins
 from sologrpo.data import describe_lengths, prompt_lengths, render_prompt
-from sologrpo.device import describe_device
+from sologrpo.device import describe_device, one_device
 from sologrpo.diagnosis import print_warning, suspicious_settings
 from sologrpo.errors import InputError
 from sologrpo.footprint import Footprint, disk_bytes, footprint, free_disk_bytes
@@ -24,7 +24,13 @@ from sologrpo.model import pick_dtype
 from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.reward_check import Bench, Trial, render, solution_of
 from sologrpo.run import resolved_config
-from sologrpo.schedule import batch_arithmetic, check_fills_a_batch, optimizer_steps
+from sologrpo.schedule import (
+    batch_arithmetic,
+    check_fills_a_batch,
+    completions_of_a_step,
+    optimizer_steps,
+)
+from sologrpo.summary import print_line
 
 
 def print_plan(
@@ -51,7 +57,7 @@ def print_plan(
     needed, free = disk_bytes(args, size, steps), free_disk_bytes(Path(args.output_dir))
     lengths = prompt_lengths(train_dataset, tokenizer)
     memory = plan_memory(size, args, lengths)
-    free_memory = free_bytes(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    free_memory = free_bytes(torch.device(one_device()))
     lines = [
         *plan_lines(run, args, model, lengths, size),
         ("memory", f"about {_gib(memory.peak(free_memory))}, {_gib(free_memory)} free: "
@@ -67,7 +73,7 @@ def print_plan(
             f"{size.context}: leave such rows out with max_prompt_tokens"
         )
     for name, text in lines:
-        _print(console, f"{name:<8} {text}")
+        print_line(console, f"{name:<8} {text}")
     if needed > free:
         print_warning(
             console,
@@ -91,26 +97,21 @@ def print_plan(
     for text in suspicious_settings(run, args, steps, tokenizer):
         print_warning(console, text)
     if run.dry_run:
-        _print(console, "\nsettings, and where they come from:")
+        print_line(console, "\nsettings, and where they come from:")
         for line in setting_lines(run, args, model):
-            _print(console, line)
-        _print(console, "\nfirst prompt, as the model sees it:")
-        _print(console, render_prompt(train_dataset[0]["prompt"], tokenizer))
-        _print(console, "\nwhat the rewards say of made-up answers to it:")
+            print_line(console, line)
+        print_line(console, "\nfirst prompt, as the model sees it:")
+        print_line(console, render_prompt(train_dataset[0]["prompt"], tokenizer))
+        print_line(console, "\nwhat the rewards say of made-up answers to it:")
         for line in score_lines(run, args, train_dataset.select([0]), tokenizer, rewards):
-            _print(console, line)
+            print_line(console, line)
 
 
 def describe_tokens(args: SoloGRPOConfig, steps: int) -> str:
     """Completions of the whole run, and their tokens if each is as long as it may be."""
-    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    completions = math.ceil(steps / args.num_iterations) * rows
+    completions = math.ceil(steps / args.num_iterations) * completions_of_a_step(args)
     tokens = completions * args.max_completion_length
     return f"{completions:,} completions, at most {tokens:,} tokens"
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def setting_lines(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> list[str]:

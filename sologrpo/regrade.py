@@ -27,7 +27,7 @@ from sologrpo.records import (
     summarise,
     write_records,
 )
-from sologrpo.summary import print_table
+from sologrpo.summary import print_line, print_table
 
 VERDICTS = ("correct", "lenient_correct", "extracted", "format_ok", "trailing_text")
 SHOWN = 10  # changed verdicts that are printed
@@ -94,7 +94,7 @@ def _print_changes(console: Console, before: list[Record], after: list[Record]) 
             for name in VERDICTS
             if getattr(old, name) != getattr(new, name)
         )
-        console.print(f"[{record.index}] {differ}", highlight=False, markup=False, soft_wrap=True)
+        print_line(console, f"[{record.index}] {differ}")
     if len(changed) > SHOWN:
         console.print(f"... and {len(changed) - SHOWN} more")
     console.print(

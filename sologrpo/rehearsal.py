@@ -10,7 +10,6 @@ not touched, because nothing of the rehearsal is in its process.
 """
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback
 from trl import get_peft_config
 
 from rewards import load_rewards
-from sologrpo.callbacks import MetricsFile
+from sologrpo.callbacks import MetricsFile, duration, step_seconds
 from sologrpo.config import RunArguments, SoloGRPOConfig, parse_config
 from sologrpo.data import load_train_and_validation, prompt_lengths
 from sologrpo.device import prepare_cpu
@@ -38,8 +37,13 @@ from sologrpo.memory import is_out_of_memory
 from sologrpo.model import load_base_model, load_tokenizer
 from sologrpo.progress import peak_memory
 from sologrpo.run import METRICS
-from sologrpo.schedule import optimizer_steps, updates_of_a_batch
-from sologrpo.summary import quiet_libraries
+from sologrpo.schedule import (
+    completions_of_a_step,
+    optimizer_steps,
+    prompts_of_a_batch,
+    updates_of_a_batch,
+)
+from sologrpo.summary import print_line, quiet_libraries
 from sologrpo.trainer import SoloGRPOTrainer
 
 BATCHES = 2  # the first warms up, and chooses the sampling engine
@@ -47,7 +51,6 @@ PROBED = 64  # prompts that are sampled as the run would
 OUT_OF_MEMORY = 3  # exit code
 # Shares from which on the probe proposes a change.
 FEW_END, LITTLE_SIGNAL, EASY, HARD = 0.5, 0.8, 0.9, 0.05
-NEVER = -1  # a token id that no model samples
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ def rehearse(arguments: Sequence[str], args: SoloGRPOConfig, console: Console) -
     content = json.loads(done.stdout.strip().splitlines()[-1])
     found = Rehearsal(**content | {"probe": Probe(**content["probe"])})
     for line in describe(found, args):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_line(console, line)
     for text in advice(found, args):
         print_warning(console, text)
     return found
@@ -143,14 +146,14 @@ def describe(found: Rehearsal, args: SoloGRPOConfig) -> list[str]:
     """What was found, in two lines."""
     probe = found.probe
     right = "" if probe.right is None else f"{probe.right:.0%} right, "
-    minutes = math.ceil(found.steps * found.step_s / 60)
     return [
         f"probe    {probe.prompts} prompts x {args.num_generations} completions: {right}"
         f"{probe.no_signal:.0%} of the groups without signal, {probe.ended:.0%} end by themselves, "
         f"95 % within {probe.p95_tokens} tokens",
         f"rehearsal {found.completions} completions of {found.completion_tokens} tokens behind "
         f"prompts of up to {found.prompt_tokens}: {found.step_s:.1f} s a step, at most "
-        f"{found.peak_gib:.1f} GiB; {found.steps} steps like this take {minutes} min",
+        f"{found.peak_gib:.1f} GiB; {found.steps} steps like this take "
+        f"{duration(found.steps * found.step_s)}",
     ]
 
 
@@ -208,7 +211,7 @@ def main() -> None:
         try:
             seen = probe(trainer, train_dataset)
             trainer.by_place = True
-            let_completions_grow(trainer)
+            trainer.let_completions_grow()
             trainer.train()
         except Exception as error:
             if is_out_of_memory(error):
@@ -221,8 +224,8 @@ def main() -> None:
         probe=seen,
         prompt_tokens=prompt_tokens,
         completion_tokens=int(last[0]["completions/max_length"]),
-        completions=args.per_device_train_batch_size * args.gradient_accumulation_steps,
-        step_s=fmean(sum(v for name, v in row.items() if name.startswith("time/")) for row in last),
+        completions=completions_of_a_step(args),
+        step_s=fmean(step_seconds(row) or 0.0 for row in last),
         peak_gib=peak_memory()[1],
         train_token_budget=trainer.train_token_budget,
         steps=steps,
@@ -236,8 +239,7 @@ def longest_prompts(
     """The rows with the longest prompts, enough for every step; tokens of the longest one."""
     lengths = prompt_lengths(dataset, tokenizer)
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    prompts = args.generation_batch_size // args.num_generations
-    return dataset.select(order[:prompts] * BATCHES), lengths[order[0]]
+    return dataset.select(order[: prompts_of_a_batch(args)] * BATCHES), lengths[order[0]]
 
 
 def rehearsed(args: SoloGRPOConfig, folder: str) -> SoloGRPOConfig:
@@ -280,14 +282,6 @@ def probe(trainer: SoloGRPOTrainer, dataset: Dataset) -> Probe:
         p95_tokens=int(tokens.quantile(0.95)),
         ended=1 - logged["completions/clipped_ratio"],
     )
-
-
-def let_completions_grow(trainer: SoloGRPOTrainer) -> None:
-    """Let nothing end a completion but its limit."""
-    trainer.eos_token_ids = [NEVER]
-    trainer.never_stop()
-    if not trainer.use_vllm:  # vLLM's requests end as they always do
-        trainer.generation_config.eos_token_id = [NEVER]
 
 
 if __name__ == "__main__":

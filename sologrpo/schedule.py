@@ -10,9 +10,9 @@ def batch_arithmetic(args: SoloGRPOConfig) -> str:
     """Spell out how completions, prompts and optimizer steps hang together."""
     updates = updates_of_a_batch(args)
     return (
-        f"{_prompts_of_a_batch(args)} prompts x {args.num_generations} completions = "
+        f"{prompts_of_a_batch(args)} prompts x {args.num_generations} completions = "
         f"{args.generation_batch_size} a generation batch, {updates} optimizer "
-        f"step{'s' * (updates > 1)} of {_completions_of_a_step(args)} on each; "
+        f"step{'s' * (updates > 1)} of {completions_of_a_step(args)} on each; "
         f"up to {args.max_completion_length} tokens a completion"
     )
 
@@ -23,7 +23,7 @@ def check_fills_a_batch(args: SoloGRPOConfig, n_prompts: int) -> None:
     Raises:
         InputError: if the data does not fill one generation batch.
     """
-    needed = _prompts_of_a_batch(args)
+    needed = prompts_of_a_batch(args)
     if n_prompts < needed:
         raise InputError(
             f"{n_prompts} training rows do not fill a generation batch of {needed} prompts "
@@ -34,7 +34,7 @@ def check_fills_a_batch(args: SoloGRPOConfig, n_prompts: int) -> None:
 
 def _batch_that_fits(args: SoloGRPOConfig, n_prompts: int) -> str:
     """The largest settings under which so many prompts fill a generation batch."""
-    completions, step = n_prompts * args.num_generations, _completions_of_a_step(args)
+    completions, step = n_prompts * args.num_generations, completions_of_a_step(args)
     whole = lcm(step, args.num_generations)
     if whole <= completions:
         return f"set generation_batch_size {completions // whole * whole}"
@@ -53,16 +53,18 @@ def optimizer_steps(args: SoloGRPOConfig, n_prompts: int) -> int:
     """
     if args.max_steps > 0:
         return int(args.max_steps)
-    steps_of_an_epoch = n_prompts // _prompts_of_a_batch(args) * updates_of_a_batch(args)
+    steps_of_an_epoch = n_prompts // prompts_of_a_batch(args) * updates_of_a_batch(args)
     steps: int = ceil(args.num_train_epochs * steps_of_an_epoch)
     return steps
 
 
-def _prompts_of_a_batch(args: SoloGRPOConfig) -> int:
+def prompts_of_a_batch(args: SoloGRPOConfig) -> int:
+    """Prompts of a generation batch."""
     return int(args.generation_batch_size // args.num_generations)
 
 
-def _completions_of_a_step(args: SoloGRPOConfig) -> int:
+def completions_of_a_step(args: SoloGRPOConfig) -> int:
+    """Completions of an optimizer step, in all processes."""
     return int(
         args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     )
@@ -70,4 +72,4 @@ def _completions_of_a_step(args: SoloGRPOConfig) -> int:
 
 def updates_of_a_batch(args: SoloGRPOConfig) -> int:
     """Optimizer steps on each generation batch."""
-    return int(args.generation_batch_size // _completions_of_a_step(args) * args.num_iterations)
+    return int(args.generation_batch_size // completions_of_a_step(args) * args.num_iterations)

@@ -29,6 +29,11 @@ LENGTHS = (
 SPEED = (("seconds", "seconds"), ("tokens_per_second", "tokens a second"))
 
 
+def print_line(console: Console, text: str, style: str | None = None) -> None:
+    """One line as it is: not wrapped, so that a log file can be searched for it, nor coloured."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
 def quiet_libraries() -> None:
     """Show warnings, but no progress bars of loading and no deprecation that is TRL's to mend."""
     import datasets  # the rest of this module is for `--regrade` too, which loads neither
@@ -45,15 +50,11 @@ def print_samples(console: Console, records: Sequence[Record], count: int = 10) 
     """Print a few problems with the completion and the verdict."""
     for record in records[:count]:
         verdict = "right" if record.correct else "wrong"
-        console.print(
-            f"[{verdict}] {record.question}", highlight=False, markup=False, soft_wrap=True
-        )
+        print_line(console, f"[{verdict}] {record.question}")
         completion = " ".join(record.completion.split())
         gold = record.gold.rsplit("####", 1)[-1].strip()
-        console.print(
-            f"    {completion[:160]}  (judged: {record.extracted}, gold: {gold})",
-            highlight=False, markup=False, soft_wrap=True,
-        )  # fmt: skip
+        judged = f"(judged: {record.extracted}, gold: {gold})"
+        print_line(console, f"    {completion[:160]}  {judged}")
 
 
 def print_table(console: Console, results: Mapping[str, Mapping[str, Any]]) -> None:

@@ -19,7 +19,7 @@ import sys, wandb
 from wandb.errors import CommError, UsageError
 try:
     wandb.Api(timeout={TIMEOUT}).viewer
-except UsageError as error:
+except UsageError:
     sys.exit({NO_LOGIN})
 except CommError as error:
     print(str(error).splitlines()[0])

@@ -69,6 +69,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+NEVER = -1  # a token id that no model samples
 # Loss types of `_compute_loss` (grpo_trainer.py:3175-3210) that are sums over rows, by how they
 # are normalised: over the tokens of the whole generation batch, or over the rows of the call.
 GLOBALLY_NORMALISED = ("dapo", "cispo", "vespo")
@@ -519,9 +520,12 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Tokens of a forward-backward pass; fewer than configured if memory ran out."""
         return self._token_budget.tokens
 
-    def never_stop(self) -> None:
-        """Let stop strings end no completion."""
+    def let_completions_grow(self) -> None:
+        """Let nothing end a completion but its limit; what vLLM samples ends as it always does."""
         self._stops = StopStrings(self._tokenizer, [])
+        self.eos_token_ids = [NEVER]
+        if not self.use_vllm:
+            self.generation_config.eos_token_id = [NEVER]
 
     def _make_sampler(self) -> Sampler:
         requested = self.args.sampling_engine
