@@ -467,7 +467,7 @@ def test_bad_input_in_a_real_process(
     else:
         arguments = ["--run", runs[1], "--model", tiny_qwen]
         says = ["made for base model", "tiny-llama", "tiny-qwen"]
-    process = start(f"{script}.py", *arguments)
+    process = start(script, *arguments)
     _, stderr = process.communicate(timeout=120)
     assert_one_line_error(stderr, process.returncode, *says)
     assert contents(runs[1]) == before
