@@ -103,6 +103,7 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
     except BROKEN_FILE as error:
         raise cannot_load(str(model_args.model_name_or_path), error) from error
     keep_nf4_trainable(model)
+    keep_one_input_hook(model)
     return model
 
 
@@ -126,6 +127,24 @@ def keep_nf4_trainable(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, bnb.nn.Linear4bit):
             module.support_avx512bf16_for_cpu = False
+
+
+def keep_one_input_hook(model: PreTrainedModel) -> None:
+    """Keep the hooks on the embedding from piling up while a run goes on.
+
+    TRL 1.16 turns gradient checkpointing off and on again around each sampling and each scoring
+    (models/utils.py:154 and 397-414), and `enable_input_require_grads` (transformers 5.23,
+    modeling_utils.py:2137) registers a new hook each time and forgets the one before. Two more
+    hooks a step then run at every forward: after a thousand steps a token of the tiny model takes
+    twice as long.
+    """
+    enable = model.enable_input_require_grads
+
+    def enable_once() -> None:
+        model.disable_input_require_grads()
+        enable()
+
+    model.enable_input_require_grads = enable_once
 
 
 def keep_trainable_in_fp32(model: torch.nn.Module) -> None:

@@ -133,6 +133,27 @@ def nf4_trainer(path: Path, output: Path, learning_rate: float) -> SoloGRPOTrain
     )
 
 
+def input_hooks(model: PreTrainedModel) -> int:
+    return len(model.get_input_embeddings()._forward_hooks)
+
+
+def test_hooks_on_the_embedding_do_not_pile_up(tiny_llama: Path, tmp_path: Path) -> None:
+    trainer = nf4_trainer(tiny_llama, tmp_path, learning_rate=1e-6)
+    assert trainer.args.gradient_checkpointing
+    trainer.train()
+    assert trainer.state.global_step > 2
+    assert input_hooks(trainer.model) == 1
+
+
+def test_transformers_still_forgets_its_hooks(tiny_llama: Path) -> None:
+    # When this fails, `keep_one_input_hook` can go.
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama)
+    for _ in range(3):
+        model.gradient_checkpointing_enable()
+        model.gradient_checkpointing_disable()
+    assert input_hooks(model) == 3
+
+
 def trainable(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
