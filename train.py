@@ -27,7 +27,7 @@ from sologrpo.rehearsal import rehearse, should_rehearse
 from sologrpo.report import write_report
 from sologrpo.run import open_run_directory, save_run_description, saying_how_to_go_on
 from sologrpo.summary import quiet_libraries
-from sologrpo.tracking import prepare_trackers
+from sologrpo.tracking import outlive_trackers, prepare_trackers
 from sologrpo.trainer import SoloGRPOTrainer
 
 
@@ -74,6 +74,7 @@ def main() -> None:
     )
     trainer.remove_callback(PrinterCallback)  # prints each log as a dictionary
     trainer.remove_callback(ProgressCallback)
+    outlive_trackers(trainer, console)
 
     with saying_how_to_go_on(args), stop:
         train_from(trainer, opened.checkpoint)

@@ -211,8 +211,10 @@ def measure_growth(
     compare_steps(contenders, min(bench.sizes.repeats, 3), seconds, row)
 
 
-def growth_workload(bench: Bench, generations: int, tokens: int, shape: str) -> Workload:
-    """Random prompts and completions for a model with random weights."""
+def growth_workload(
+    bench: Bench, generations: int, tokens: int, shape: str, **changes: Any
+) -> Workload:
+    """Random prompts and completions for a model with random weights; `changes` to the config."""
     sizes, config = bench.sizes, build_config(shape)
     rows = sizes.growth_prompts * generations
     micro_batch = min(sizes.micro_batch, rows)
@@ -223,6 +225,7 @@ def growth_workload(bench: Bench, generations: int, tokens: int, shape: str) -> 
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=rows // micro_batch,
         max_completion_length=tokens,
+        **changes,
     )
     tokenizer = build_tokenizer(config.vocab_size)
     # One prompt more than is trained on: TRL's sampler drops an incomplete batch.

@@ -3,8 +3,9 @@
     python benchmarks/memory.py            # measure, then write the tables of docs/memory.md
     python benchmarks/memory.py --tables   # only write them
 
-Each measurement is one whole step of random weights in a process of its own; its highest resident
-memory is set beside `plan_memory`. The table of cards is computed, from the same function.
+Each measurement is one whole step of random weights in a process of its own. Its tensors, and the
+resident memory of the process at its highest, are set beside `plan_memory`; a step of a tiny model
+goes before, so that libraries do not count. The table of cards is computed, from the same function.
 """
 
 import argparse
@@ -23,8 +24,8 @@ from _llama import SHAPES, build_config  # noqa: E402
 from transformers import PretrainedConfig, Qwen2Config, Qwen3Config  # noqa: E402
 
 from sologrpo.config import parse_config  # noqa: E402
-from sologrpo.footprint import footprint  # noqa: E402
-from sologrpo.memory_plan import memory_mend, plan_memory  # noqa: E402
+from sologrpo.footprint import Footprint, footprint  # noqa: E402
+from sologrpo.memory_plan import MemoryPlan, memory_mend, plan_memory  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/memory.json"
 GUIDE = ROOT / "docs/memory.md"
@@ -60,9 +61,7 @@ def config_of(model: str) -> PretrainedConfig:
 
 def measure(shape: str, checkpointing: bool) -> dict[str, Any]:
     """Take one step in this process; GiB planned and measured."""
-    from _cpu_training import growth_workload, resident_gib
-    from _sizes import Bench, Sizes
-    from _trainers import build
+    from _cpu_training import resident_gib
 
     from sologrpo.device import prepare_cpu
     from sologrpo.memory import free_bytes
@@ -70,21 +69,10 @@ def measure(shape: str, checkpointing: bool) -> dict[str, Any]:
 
     quiet_libraries()
     prepare_cpu()
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(None, Path(), Sizes(), Path(folder) / "samples", {})  # type: ignore[arg-type]
-        workload = growth_workload(bench, GENERATIONS, TOKENS, shape)
-        _, args, model_args = workload.settings
-        args.gradient_checkpointing = checkpointing
-        build_config(shape).save_pretrained(folder)
-        model_args.model_name_or_path = folder
-        size = footprint(model_args)
-        plan = plan_memory(size, args, [bench.sizes.growth_prompt_tokens])
-        before = resident_gib("VmRSS")
-        free = free_bytes(torch.device("cpu"))
-        only = build(["solo"], workload)["solo"]
-        only.samples = True
-        only.train()
-        peak = resident_gib("VmHWM")
+    free = free_bytes(torch.device("cpu"))
+    one_step("tiny", checkpointing)
+    before = resident_gib("VmRSS")
+    size, plan, tensors = one_step(shape, checkpointing)
     return {
         "shape": shape,
         "checkpointing": checkpointing,
@@ -92,10 +80,41 @@ def measure(shape: str, checkpointing: bool) -> dict[str, Any]:
         "weights": plan.weights / GIB,
         "adapter": plan.adapter / GIB,
         "sampling": (plan.merged + plan.cache) / GIB,
-        "training": (plan.needed - plan.held) / GIB,
+        "training": plan.training / GIB,
         "planned": plan.peak(free) / GIB,
-        "measured": peak - before,
+        "tensors": tensors / GIB,
+        "process": resident_gib("VmHWM") - before,
     }
+
+
+def one_step(shape: str, checkpointing: bool) -> tuple[Footprint, MemoryPlan, int]:
+    """Sizes and plan of a run, and bytes of the tensors that lived at one time in its step."""
+    from _cpu_training import growth_workload
+    from _live_memory import LiveMemory
+    from _sizes import Bench, Sizes
+    from _trainers import build
+
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(None, Path(), Sizes(), Path(folder) / "samples", {})  # type: ignore[arg-type]
+        workload = growth_workload(
+            bench, GENERATIONS, TOKENS, shape, gradient_checkpointing=checkpointing
+        )
+        workload.invent = _full_length
+        _, args, model_args = workload.settings
+        build_config(shape).save_pretrained(folder)
+        model_args.model_name_or_path = folder
+        size = footprint(model_args)
+        plan = plan_memory(size, args, [bench.sizes.growth_prompt_tokens], on_gpu=False)
+        with LiveMemory() as memory:
+            only = build(["solo"], workload)["solo"]
+            only.samples = True
+            only.train()
+    return size, plan, memory.peak
+
+
+def _full_length(prompts: list[list[int]]) -> list[list[int]]:
+    """Completions that are as long as they may be, as the plan has them."""
+    return [[100] * TOKENS for _ in prompts]
 
 
 def measure_all() -> None:
@@ -115,16 +134,16 @@ def measured_table(rows: list[dict[str, Any]]) -> str:
     """Planned against measured."""
     lines = [
         "| Model, fp32 | checkpointing | weights | adapter | sampling | training | planned peak | "
-        "measured | planned / measured |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "tensors | planned / tensors | process |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         parts = (row[key] for key in ("weights", "adapter", "sampling", "training", "planned",
-                                      "measured"))  # fmt: skip
+                                      "tensors"))  # fmt: skip
         lines.append(
             f"| {row['parameters'] / 1e6:.0f}M | {'yes' if row['checkpointing'] else 'no'} | "
             + " | ".join(f"{part:.2f}" for part in parts)
-            + f" | {row['planned'] / row['measured']:.2f} |"
+            + f" | {row['planned'] / row['tensors']:.2f} | {row['process']:.2f} |"
         )
     return "\n".join(lines)
 
@@ -145,8 +164,8 @@ def cards_table() -> str:
             config_of(model).save_pretrained(folder)
             run, args, model_args = parse_config([*arguments, "--model_name_or_path", folder])
             size = footprint(model_args)
-        plan = plan_memory(size, args, [run.max_prompt_tokens or 512])
-        parts = (plan.weights, plan.adapter, plan.merged + plan.cache, plan.needed - plan.held,
+        plan = plan_memory(size, args, [run.max_prompt_tokens or 512], on_gpu=True)
+        parts = (plan.weights, plan.adapter, plan.merged + plan.cache, plan.training,
                  plan.needed)  # fmt: skip
         cells = [f"[{recipe}](../configs/{recipe}.yaml)", *(f"{p / GIB:.1f}" for p in parts)]
         for card in CARDS:

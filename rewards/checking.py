@@ -79,7 +79,7 @@ def checked(reward: Any, timeout: float = 0.0) -> Any:
     Args:
         reward: the reward function.
         timeout: seconds that one call may take; 0 for no limit. With a limit the reward runs in a
-            thread of its own. An async reward must await something for the limit to act.
+            thread of its own, all calls of an async one in the same event loop.
 
     >>> def reward_all(completions, **kwargs): return [1]
     >>> checked(reward_all)(completions=["18"])
@@ -135,11 +135,28 @@ class _Checked:
 
 
 class _CheckedAsync(_Checked):
+    @functools.cached_property
+    def _loop(self) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+        """An event loop that may be blocked: TRL's own must go on, or no limit would act."""
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(
+            target=loop.run_forever, name=f"reward {self.__name__}", daemon=True
+        )
+        thread.start()
+        return loop, thread
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_loop"}
+
     async def __call__(self, **arguments: Any) -> Scores:
+        if not self.timeout:
+            return await self._scores(arguments)
+        loop, thread = self._loop
+        scores = asyncio.run_coroutine_threadsafe(self._scores(arguments), loop)
         try:
-            return await asyncio.wait_for(self._scores(arguments), self.timeout or None)
+            return await asyncio.wait_for(asyncio.wrap_future(scores), self.timeout)
         except TimeoutError:  # not the reward's own: that became a `RewardError`
-            raise self._too_slow(arguments) from None
+            raise self._too_slow(arguments) from _where_it_is(thread)
 
 
 class _CheckedSync(_Checked):
@@ -174,14 +191,14 @@ class _CheckedSync(_Checked):
         raise RewardError(f"reward {self.__name__!r} returned a coroutine: declare it async def")
 
 
-def _where_it_is(thread: threading.Thread) -> TimeoutError:
-    """An exception whose traceback is what the thread does now."""
+def _where_it_is(thread: threading.Thread) -> TimeoutError | None:
+    """An exception whose traceback is what the reward does now; None where it awaits something."""
     frame: FrameType | None = sys._current_frames().get(thread.ident or 0)
     stack = None
     while frame is not None and frame.f_code.co_filename != __file__:  # up to where it was called
         stack = TracebackType(stack, frame, frame.f_lasti, frame.f_lineno)
         frame = frame.f_back
-    return TimeoutError("this is where it was").with_traceback(stack)
+    return None if frame is None else TimeoutError("this is where it was").with_traceback(stack)
 
 
 async def _result(reward: Any, arguments: dict[str, Any]) -> Any:

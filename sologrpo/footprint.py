@@ -44,6 +44,9 @@ class Footprint:
         trained_token_bytes: activations of a token that all layers keep for the backward pass.
         layer_token_bytes: those of one layer alone.
         checkpointed_token_bytes: what gradient checkpointing keeps of a token: each layer's input.
+        layers: decoder layers.
+        hidden_size: width of the model.
+        number_bytes: of a number in the dtype that is computed in.
         vocabulary: entries of the LM head.
         context: tokens that the model was made for; None if its config does not say.
     """
@@ -58,6 +61,9 @@ class Footprint:
     trained_token_bytes: int
     layer_token_bytes: int
     checkpointed_token_bytes: int
+    layers: int
+    hidden_size: int
+    number_bytes: int
     vocabulary: int
     context: int | None
 
@@ -96,6 +102,9 @@ def footprint(model_args: ModelConfig, trust_remote_code: bool = False) -> Footp
         trained_token_bytes=activations // PROBE_TOKENS,
         layer_token_bytes=layer,
         checkpointed_token_bytes=config.num_hidden_layers * config.hidden_size * dtype.itemsize,
+        layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        number_bytes=dtype.itemsize,
         vocabulary=config.vocab_size,
         context=getattr(config, "max_position_embeddings", None),
     )

@@ -56,14 +56,15 @@ def print_plan(
     size = footprint(model, args.trust_remote_code)
     needed, free = disk_bytes(args, size, steps), free_disk_bytes(Path(args.output_dir))
     lengths = prompt_lengths(train_dataset, tokenizer)
-    memory = plan_memory(size, args, lengths)
-    free_memory = free_bytes(torch.device(one_device()))
+    device = torch.device(one_device())
+    free_memory = free_bytes(device)
+    memory = plan_memory(size, args, lengths, on_gpu=device.type == "cuda")
     lines = [
         *plan_lines(run, args, model, lengths, size),
         ("memory", f"about {_gib(memory.peak(free_memory))}, {_gib(free_memory)} free: "
                    f"weights and adapter {_gib(memory.held)}, "
                    f"sampling {_gib(memory.merged + memory.cache)}, "
-                   f"training {_gib(memory.needed - memory.held)}"),
+                   f"training {_gib(memory.training)}"),
         ("run", f"{steps} optimizer steps, {describe_tokens(args, steps)}, {args.output_dir}"),
         ("disk", f"{_gib(needed)} of {_gib(free)} free"),
     ]  # fmt: skip

@@ -1,14 +1,21 @@
-"""Trackers, looked at before a run: a missing login or a missing network must not cost one."""
+"""Trackers: neither a missing login or network, nor one that fails later, may cost a run."""
 
+import atexit
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial, wraps
+from typing import Any
 
 from rich.console import Console
+from transformers import Trainer, TrainerCallback
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from sologrpo.config import SoloGRPOConfig
 from sologrpo.diagnosis import print_warning
-from sologrpo.errors import InputError
+from sologrpo.errors import InputError, first_line
 
 TIMEOUT = 10  # seconds that W&B gets to reach its server; it does not always keep to them
 NO_LOGIN, NO_ANSWER = 3, 4  # exit codes
@@ -58,3 +65,63 @@ def prepare_trackers(args: SoloGRPOConfig, console: Console) -> None:
             f"W&B does not answer ({reason}): it logs to the folder wandb/, and `wandb sync` "
             "brings that to the server later",
         )
+
+
+def outlive_trackers(trainer: Trainer, console: Console) -> None:
+    """Let training go on without a tracker that fails behind its start; one warning says so."""
+    names = {INTEGRATION_TO_CALLBACK[name]: name for name in trainer.args.report_to}
+    for callback in trainer.callback_handler.callbacks:
+        if type(callback) in names:
+            _MayFail(names[type(callback)], console).guard(callback)
+
+
+class _MayFail:
+    def __init__(self, name: str, console: Console) -> None:
+        self._name = name
+        self._console = console
+        self._lost = False
+
+    def guard(self, callback: TrainerCallback) -> None:
+        """Guard what a callback does once training has begun."""
+        begin = callback.on_train_begin
+
+        def on_train_begin(*args: Any, **kwargs: Any) -> Any:
+            control = begin(*args, **kwargs)
+            # TRL 1.16 logs past the callback, through the module's function, which the tracker
+            # makes anew when it starts (extras/profiling.py:120-131, grpo_trainer.py:3336-3345).
+            module = sys.modules.get(self._name)
+            for name in ("log", "log_metrics"):  # W&B and Trackio; MLflow
+                if hasattr(module, name):
+                    setattr(module, name, self._guarded(getattr(module, name)))
+            return control
+
+        for event in dir(callback):
+            if event.startswith("on_") and event != "on_init_end":
+                setattr(callback, event, self._guarded(getattr(callback, event)))
+        callback.on_train_begin = on_train_begin
+
+    def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            if self._lost:
+                return None
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                self._lost = True
+                print_warning(
+                    self._console,
+                    f"{self._name} failed ({first_line(error)}) and gets no more of this run; "
+                    "metrics.jsonl and the report have all of it",
+                )
+                if self._name == "wandb":
+                    atexit.register(partial(_end_quietly, sys.modules["wandb"]))
+                return None
+
+        return guarded
+
+
+def _end_quietly(wandb: Any) -> None:
+    """Do what W&B does at exit, but for the traceback if its own process is gone."""
+    with suppress(Exception):
+        wandb.teardown()

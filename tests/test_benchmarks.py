@@ -23,6 +23,7 @@ import _measure as measure  # noqa: E402
 import _trainers as trainers  # noqa: E402
 import cpu  # noqa: E402
 import harness  # noqa: E402
+import memory  # noqa: E402
 import performance_tables as performance  # noqa: E402
 import trl.trainer.utils as trl_utils  # noqa: E402
 from _sizes import SMOKE, Bench, Sizes  # noqa: E402
@@ -463,3 +464,9 @@ def test_harness_says_what_is_missing(capsys, tmp_path):
     with pytest.raises(SystemExit):
         harness.parse_args(["--model", str(tmp_path), "--data", str(tmp_path)])
     assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_memory_plan_is_what_a_step_takes(checkpointing):
+    _, plan, tensors = memory.one_step("tiny", checkpointing)
+    assert plan.peak(free=2**40) == pytest.approx(tensors, rel=0.15)

@@ -249,6 +249,28 @@ def test_a_tracker_that_cannot_be_reached(config_file: Path, tmp_path: Path) -> 
     assert list(offline.glob("*.wandb"))
 
 
+def test_a_tracker_that_dies_in_the_middle(config_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "killing.py").write_text(
+        "import psutil\n"
+        "calls = []\n"
+        "def digits(completions, **kwargs):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) == 2:\n"
+        "        mine = psutil.Process().children(recursive=True)\n"
+        "        (tracker,) = [child for child in mine if child.name() == 'wandb-core']\n"
+        "        tracker.kill()\n"
+        "    return [len(completion[0]['content']) for completion in completions]\n"
+    )
+    environment = with_wandb(tmp_path, WANDB_MODE="offline")
+    environment["PYTHONPATH"] += f":{tmp_path}"
+    command = ("--config", config_file, "--report_to", "wandb", "--max_steps", "4")
+    ended = run_script("train", *command, "--rewards", "killing:digits", env=environment)
+    assert ended.returncode == 0, ended.stderr
+    assert steps_of(tmp_path / "run") == [1, 2, 3, 4]
+    assert ended.stdout.count("warning  wandb failed (") == 1
+    assert "Traceback" not in ended.stderr
+
+
 def test_a_tracker_without_a_login(config_file: Path, tmp_path: Path) -> None:
     command = ("--config", config_file, "--report_to", "wandb")
     ended = run_script("train", *command, env=with_wandb(tmp_path))  # no netrc has this server

@@ -10,7 +10,7 @@ from trl import get_peft_config
 
 from sologrpo.config import SoloGRPOConfig, parse_config
 from sologrpo.footprint import Footprint, footprint
-from sologrpo.memory_plan import memory_mend, plan_memory
+from sologrpo.memory_plan import MemoryPlan, memory_mend, plan_memory
 from sologrpo.model import keep_trainable_in_fp32, load_base_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,12 +20,16 @@ SIZE = Footprint(
     total=8_000_000_000, trainable=20_000_000, weights_bytes=6 * GIB, adapter_bytes=GIB // 3,
     checkpoint_bytes=GIB // 4, merged_bytes=14 * GIB, sampled_token_bytes=131_072,
     trained_token_bytes=7_000_000, layer_token_bytes=220_000, checkpointed_token_bytes=262_144,
-    vocabulary=128_256, context=131_072,
+    layers=32, hidden_size=4096, number_bytes=2, vocabulary=128_256, context=131_072,
 )  # fmt: skip
 
 
 def settings(*arguments: str) -> SoloGRPOConfig:
     return parse_config([*ARGUMENTS, *arguments])[1]
+
+
+def planned(*arguments: str) -> MemoryPlan:
+    return plan_memory(SIZE, settings(*arguments), [100, 300], on_gpu=True)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen"])
@@ -52,21 +56,23 @@ def test_activations_are_those_of_a_real_pass(request: pytest.FixtureRequest, fa
 
 
 def test_parts_grow_with_what_they_depend_on() -> None:
-    base = plan_memory(SIZE, settings(), [100, 300])
-    longer = plan_memory(SIZE, settings("--max_completion_length", "480"), [100, 300])
+    base = planned()
+    longer = planned("--max_completion_length", "480")
     assert longer.cache > base.cache
     assert longer.activations >= base.activations
-    halved = plan_memory(SIZE, settings("--train_token_budget", "1200"), [100, 300])
-    assert halved.activations == base.activations // 2
-    lean = plan_memory(SIZE, settings("--gradient_checkpointing", "true"), [100, 300])
+    smaller = planned("--train_token_budget", "1200")
+    assert smaller.trained_tokens <= 1200 < base.trained_tokens
+    assert smaller.activations < base.activations
+    assert smaller.logits < base.logits
+    lean = planned("--gradient_checkpointing", "true")
     assert lean.activations < base.activations / 5
     # A row is never cut, however small the budget.
-    smallest = plan_memory(SIZE, settings("--train_token_budget", "1"), [100, 300])
+    smallest = planned("--train_token_budget", "1")
     assert smallest.trained_tokens == 300 + settings().max_completion_length
 
 
 def test_sampling_takes_what_is_left() -> None:
-    plan = plan_memory(SIZE, settings("--gradient_checkpointing", "true"), [300])
+    plan = planned("--gradient_checkpointing", "true")
     assert plan.peak(80 * GIB) == plan.held + plan.merged + plan.cache
     assert plan.peak(16 * GIB) < 16 * GIB  # without the merged copy
     assert plan.peak(16 * GIB) >= plan.needed
@@ -87,7 +93,7 @@ def test_sampling_takes_what_is_left() -> None:
 )  # fmt: skip
 def test_the_mend(arguments: list[str], free: int, four_bit: bool, says: str | None) -> None:
     args = settings(*arguments)
-    mend = memory_mend(plan_memory(SIZE, args, [300]), free * GIB, args, four_bit)
+    mend = memory_mend(plan_memory(SIZE, args, [300], on_gpu=True), free * GIB, args, four_bit)
     assert (mend is None) == (says is None)
     assert (says or "") in (mend or "")
 
@@ -95,7 +101,8 @@ def test_the_mend(arguments: list[str], free: int, four_bit: bool, says: str | N
 def test_a_proposed_budget_fits() -> None:
     wide = ("--gradient_checkpointing", "true", "--max_completion_length", "1024")
     args = settings(*wide, "--train_token_budget", "65536")
-    mend = memory_mend(plan_memory(SIZE, args, [300]), 16 * GIB, args, four_bit=True)
+    mend = memory_mend(plan_memory(SIZE, args, [300], on_gpu=True), 16 * GIB, args, four_bit=True)
     assert mend is not None
     args = settings(*wide, "--train_token_budget", mend.rpartition(" ")[2])
-    assert memory_mend(plan_memory(SIZE, args, [300]), 16 * GIB, args, four_bit=True) is None
+    plan = plan_memory(SIZE, args, [300], on_gpu=True)
+    assert memory_mend(plan, 16 * GIB, args, four_bit=True) is None

@@ -168,6 +168,31 @@ def test_an_async_reward_that_hangs():
         asyncio.run(checked(waits, timeout=0.2)(completions=["18"]))
 
 
+def test_an_async_reward_that_awaits_nothing_and_hangs():
+    async def waits(completions, **kwargs):
+        threading.Event().wait()
+
+    with pytest.raises(RewardError, match=r"did not score 1 completions within 0\.2 s") as e:
+        asyncio.run(checked(waits, timeout=0.2)(completions=["18"]))
+    assert "threading.Event().wait()" in e.value.own_traceback()
+
+
+def test_an_async_reward_keeps_its_event_loop():
+    # As a client of a server needs it, which is opened in the first call.
+    loops = []
+
+    async def ask(completions, **kwargs):
+        loops.append(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        return [1.0 for _ in completions]
+
+    reward = checked(ask, timeout=10)
+    for _ in range(2):
+        assert asyncio.run(reward(completions=["18"])) == [1.0]
+    assert loops[0] is loops[1]
+    assert not loops[0].is_closed()
+
+
 def test_a_reward_within_its_time_is_as_without_a_limit():
     def length(completions, **kwargs):
         return [len(text) for text in completions]
