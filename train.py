@@ -27,7 +27,7 @@ from sologrpo.rehearsal import rehearse, should_rehearse
 from sologrpo.report import write_report
 from sologrpo.run import open_run_directory, save_run_description, saying_how_to_go_on
 from sologrpo.summary import quiet_libraries
-from sologrpo.tracking import outlive_trackers, prepare_trackers
+from sologrpo.tracking import outlived_trackers, prepare_trackers
 from sologrpo.trainer import SoloGRPOTrainer
 
 
@@ -74,20 +74,20 @@ def main() -> None:
     )
     trainer.remove_callback(PrinterCallback)  # prints each log as a dictionary
     trainer.remove_callback(ProgressCallback)
-    outlive_trackers(trainer, console)
 
-    with saying_how_to_go_on(args), stop:
-        train_from(trainer, opened.checkpoint)
-        stop.exit_if_stopped(trainer.state)
+    with outlived_trackers(trainer, console):
+        with saying_how_to_go_on(args), stop:
+            train_from(trainer, opened.checkpoint)
+            stop.exit_if_stopped(trainer.state)
 
-    adapter = Path(args.output_dir) / ADAPTER
-    save_adapter(trainer, adapter)
-    if trainer.is_world_process_zero():
-        report = write_report(Path(args.output_dir))
-        base = str(model_args.model_name_or_path)
-        write_card(adapter, "adapter", adapter.parent.name, adapter.parent, base)
-        console.print(f"adapter  {adapter}\nreport   {report}")
-        console.print(f"next     python evaluate.py --run {args.output_dir}")
+        adapter = Path(args.output_dir) / ADAPTER
+        save_adapter(trainer, adapter)
+        if trainer.is_world_process_zero():
+            report = write_report(Path(args.output_dir))
+            base = str(model_args.model_name_or_path)
+            write_card(adapter, "adapter", adapter.parent.name, adapter.parent, base)
+            console.print(f"adapter  {adapter}\nreport   {report}")
+            console.print(f"next     python evaluate.py --run {args.output_dir}")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """Trackers: neither a missing login or network, nor one that fails later, may cost a run."""
 
-import atexit
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial, wraps
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
+from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from transformers import Trainer, TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
@@ -18,6 +20,7 @@ from sologrpo.diagnosis import print_warning
 from sologrpo.errors import InputError, first_line
 
 TIMEOUT = 10  # seconds that W&B gets to reach its server; it does not always keep to them
+PATIENCE = 600  # seconds that W&B gets at the end of a run to send the rest
 NO_LOGIN, NO_ANSWER = 3, 4  # exit codes
 # In a process of its own: where W&B has looked once, it keeps its settings, and could no longer be
 # told to work offline. `viewer` asks the server who we are.
@@ -67,12 +70,47 @@ def prepare_trackers(args: SoloGRPOConfig, console: Console) -> None:
         )
 
 
-def outlive_trackers(trainer: Trainer, console: Console) -> None:
-    """Let training go on without a tracker that fails behind its start; one warning says so."""
+@contextmanager
+def outlived_trackers(trainer: Trainer, console: Console) -> Iterator[None]:
+    """Neither a tracker that fails behind its start, nor W&B's last upload, costs what is inside.
+
+    A tracker that fails gets no more, and a warning says so. W&B's client waits for its server for
+    ever; at the end it gets `PATIENCE` seconds.
+    """
     names = {INTEGRATION_TO_CALLBACK[name]: name for name in trainer.args.report_to}
     for callback in trainer.callback_handler.callbacks:
         if type(callback) in names:
             _MayFail(names[type(callback)], console).guard(callback)
+    code = 1
+    try:
+        yield
+        code = 0
+    finally:
+        wandb = sys.modules.get("wandb")
+        if getattr(wandb, "run", None) is not None:
+            _end_wandb(wandb, code, console)
+
+
+def _end_wandb(wandb: Any, code: int, console: Console) -> None:
+    folder = Path(wandb.run.dir).parent
+
+    def end() -> None:
+        with suppress(Exception):  # its own process is gone: said when it happened
+            wandb.teardown(code)
+
+    thread = threading.Thread(target=end, daemon=True)
+    thread.start()
+    try:
+        thread.join(PATIENCE)
+    finally:  # also where the user does not wait
+        if thread.is_alive():
+            print_warning(
+                console,
+                f"W&B has not got everything: bring it there with `wandb sync {folder}`",
+            )
+            for child in psutil.Process().children():
+                if child.name() == "wandb-core":
+                    child.kill()
 
 
 class _MayFail:
@@ -114,14 +152,6 @@ class _MayFail:
                     f"{self._name} failed ({first_line(error)}) and gets no more of this run; "
                     "metrics.jsonl and the report have all of it",
                 )
-                if self._name == "wandb":
-                    atexit.register(partial(_end_quietly, sys.modules["wandb"]))
                 return None
 
         return guarded
-
-
-def _end_quietly(wandb: Any) -> None:
-    """Do what W&B does at exit, but for the traceback if its own process is gone."""
-    with suppress(Exception):
-        wandb.teardown()

@@ -6,6 +6,8 @@ import os
 import re
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,7 @@ from scripts import Printed, printed_by, run_script, script_environment, train_w
 from sologrpo.checkpoints import last_whole_checkpoint
 from sologrpo.errors import cannot_write
 from tiny import ROOT, rows, tiny_config, write_rows
+from wandb_stand_in import running_wandb
 
 Train = Callable[..., Printed]
 
@@ -269,6 +272,43 @@ def test_a_tracker_that_dies_in_the_middle(config_file: Path, tmp_path: Path) ->
     assert steps_of(tmp_path / "run") == [1, 2, 3, 4]
     assert ended.stdout.count("warning  wandb failed (") == 1
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_tracker_whose_server_is_lost_in_the_middle(
+    config_file: Path, tmp_path: Path, lost: bool
+) -> None:
+    impatient = (
+        "import runpy, sologrpo.tracking as tracking; tracking.PATIENCE = 20; "
+        f"runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')"
+    )
+    with running_wandb() as server:
+        (tmp_path / "going.py").write_text(
+            "from urllib.request import urlopen\n"
+            "calls = []\n"
+            "def digits(completions, **kwargs):\n"
+            "    calls.append(1)\n"
+            f"    if len(calls) == 2 and {lost}:\n"
+            f"        urlopen('{server.url}/go').read()\n"
+            "    return [len(completion[0]['content']) for completion in completions]\n"
+        )
+        environment = with_wandb(tmp_path, WANDB_API_KEY="0" * 40)
+        environment["WANDB_BASE_URL"] = server.url
+        environment["PYTHONPATH"] += f":{tmp_path}"
+        ended = subprocess.run(
+            [sys.executable, "-c", impatient, "--config", str(config_file), "--max_steps", "4",
+             "--report_to", "wandb", "--rewards", "going:digits"],
+            env=environment, capture_output=True, text=True, check=False, timeout=240,
+        )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert steps_of(tmp_path / "run") == [1, 2, 3, 4]
+    assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").exists()
+    assert "Traceback" not in ended.stderr
+    assert "UpsertBucket" in server.asked
+    (folder,) = (tmp_path / "wandb").glob("run-*")
+    assert list(folder.glob("*.wandb"))
+    printed = " ".join(ended.stdout.split())
+    assert (f"bring it there with `wandb sync {folder}`" in printed) == lost
 
 
 def test_a_tracker_without_a_login(config_file: Path, tmp_path: Path) -> None:
