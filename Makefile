@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV := .venv
+CONSTRAINTS := constraints.txt
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -20,7 +21,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor model quickstart smoke bench test soak check format clean
+.PHONY: help setup doctor model quickstart smoke bench test oldest soak check format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,12 +29,12 @@ help:  ## list the targets
 setup: $(READY)  ## make .venv and install everything in the versions of constraints.txt
 
 # A second call does nothing unless one of the two files has changed.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "error: $(PYTHON) is not Python 3.11 or newer: make setup PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { \
 		echo "error: cannot make $(VENV); Debian and Ubuntu need python3-venv for it" >&2; exit 1; }
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -c $(CONSTRAINTS) -e '.[dev]'
 	@touch $@
 
 doctor: $(READY)  ## look whether this machine can train, and say what to mend
@@ -78,6 +79,9 @@ bench: model  ## measure beside stock TRL on a CPU, two hours; PARTS="step sampl
 test: $(READY)  ## run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
+oldest:  ## run all tests with the oldest versions admitted, in .venv-oldest
+	@$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
+
 soak: $(READY)  ## 300 steps on a tiny model: nothing grows, nothing is missing
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/soak.py
 
@@ -91,6 +95,6 @@ format: $(READY)  ## mend what ruff can mend
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv and caches; models/ and runs/ stay
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(VENV)-oldest .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -type d -not -path './models/*' -not -path './runs/*' -prune \
 		-exec rm -rf {} +

@@ -19,13 +19,14 @@ from typing import Any, NoReturn, get_type_hints
 import torch
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from trl import GRPOConfig, ModelConfig, TrlParser
 
 from rewards import check_is_list, name_of_spec
 from sologrpo.advantages import OUTCOME_GATES, TRL_EPSILON
 from sologrpo.device import fast_dtype
 from sologrpo.engines import SAMPLING_ENGINES
-from sologrpo.errors import InputError
+from sologrpo.errors import InputError, first_line
 from sologrpo.prompts import PROMPT_FORMATS
 
 # Names inside a run directory that more than one module relies on.
@@ -549,11 +550,21 @@ def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) ->
             "give one weight a reward"
         )
     _check_outcome_reward(run, args)
+    _check_trackers(args)
     _leave_out_of_stock(run, args)
     if args.eval_strategy != "no" and run.num_validation_examples < 1:
         raise InputError(
             "eval_strategy is set but nothing is held out: set num_validation_examples, e.g. 100"
         )
+
+
+def _check_trackers(args: SoloGRPOConfig) -> None:
+    """Ask transformers now; the trainer would ask when the model is loaded."""
+    try:
+        for callback in get_reporting_integration_callbacks(args.report_to):
+            callback()
+    except (ValueError, RuntimeError) as error:  # unknown; not installed
+        raise InputError(f"report_to: {first_line(error)}") from error
 
 
 def _leave_out_of_stock(run: RunArguments, args: SoloGRPOConfig) -> None:

@@ -118,6 +118,8 @@ def test_any_value_of_any_key_is_taken_or_refused_in_one_line(
         ("worked_examples", [{"question": "1 + 1?"}], "thinking"),
         ("use_peft", False, "use_peft"),
         ("deepspeed", "nowhere.json", ""),
+        ("report_to", "nothing", "report_to: nothing is not supported, only"),
+        ("report_to", "comet_ml", "pip install comet-ml"),  # not among the packages of the tests
     ],
 )
 def test_a_value_that_cannot_work_is_refused(
