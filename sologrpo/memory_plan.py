@@ -20,6 +20,10 @@ from sologrpo.footprint import FP32, Footprint
 # mask of one byte.
 COPIES_OF_TILE = 7 + 1 / FP32
 
+# A process on a CPU takes up to so many times its tensors (docs/memory.md): glibc is told to keep
+# what is freed, and the holes in it count.
+CPU_PROCESS = 2.5
+
 
 @dataclass(frozen=True)
 class MemoryPlan:

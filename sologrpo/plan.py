@@ -19,7 +19,7 @@ from sologrpo.diagnosis import print_warning, suspicious_settings
 from sologrpo.errors import InputError
 from sologrpo.footprint import Footprint, disk_bytes, footprint, free_disk_bytes
 from sologrpo.memory import free_bytes
-from sologrpo.memory_plan import memory_mend, plan_memory
+from sologrpo.memory_plan import CPU_PROCESS, memory_mend, plan_memory
 from sologrpo.model import pick_dtype
 from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.reward_check import Bench, Trial, render, solution_of
@@ -59,9 +59,13 @@ def print_plan(
     device = torch.device(one_device())
     free_memory = free_bytes(device)
     memory = plan_memory(size, args, lengths, on_gpu=device.type == "cuda")
+    on_cpu = device.type == "cpu"
+    as_process = f" (the process up to {CPU_PROCESS} times that)" if on_cpu else ""
+    free_for_tensors = int(free_memory / CPU_PROCESS) if on_cpu else free_memory
     lines = [
         *plan_lines(run, args, model, lengths, size),
-        ("memory", f"about {_gib(memory.peak(free_memory))}, {_gib(free_memory)} free: "
+        ("memory", f"about {_gib(memory.peak(free_memory))}{as_process}, "
+                   f"{_gib(free_memory)} free: "
                    f"weights and adapter {_gib(memory.held)}, "
                    f"sampling {_gib(memory.merged + memory.cache)}, "
                    f"training {_gib(memory.training)}"),
@@ -81,12 +85,12 @@ def print_plan(
             f"the run writes {_gib(needed)}, and the disk has {_gib(free)} free: lower "
             "save_total_limit, or take another output_dir",
         )
-    mend = memory_mend(memory, free_memory, args, bool(model.load_in_4bit))
+    mend = memory_mend(memory, free_for_tensors, args, bool(model.load_in_4bit))
     if mend is not None:
         print_warning(
             console,
-            f"the run needs about {_gib(memory.needed)} of memory, and {_gib(free_memory)} are "
-            f"free: {mend}",
+            f"the run needs about {_gib(memory.needed)} of memory{as_process}, and "
+            f"{_gib(free_memory)} are free: {mend}",
         )
     if size.context is not None and max(lengths) + args.max_completion_length > size.context:
         print_warning(
