@@ -26,6 +26,8 @@ from sologrpo.schedule import optimizer_steps
 
 STATE = "trainer_state.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+# All or, with save_only_model, none. transformers goes on without those that are missing.
+WRITTEN_TOGETHER = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")
 _FOLDER = re.compile(r"checkpoint-(\d+)")
 
 
@@ -68,10 +70,13 @@ def why_not_whole(checkpoint: Path) -> str | None:
         json.loads((checkpoint / STATE).read_bytes())
     except ValueError:
         return f"{STATE} is cut short"
-    for path in sorted(checkpoint.iterdir()):
-        if _is_cut_short(path):
-            return f"{path.name} is cut short"
-    return None
+    files = sorted(checkpoint.iterdir())
+    missing = [name for name in WRITTEN_TOGETHER if not list(checkpoint.glob(name))]
+    sharded = any(path.is_dir() for path in files)  # the optimizer, by DeepSpeed or FSDP
+    if 0 < len(missing) < len(WRITTEN_TOGETHER) and not sharded:
+        return f"it has no {missing[0]}"
+    cut_short = [path.name for path in files if _is_cut_short(path)]
+    return f"{cut_short[0]} is cut short" if cut_short else None
 
 
 def _is_cut_short(path: Path) -> bool:

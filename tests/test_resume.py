@@ -220,7 +220,9 @@ def test_order_of_an_epoch_is_that_of_trl() -> None:
         ("trainer_state.json", 200, "trainer_state.json is cut short"),
         ("adapter_model.safetensors", None, "has no adapter_model.safetensors"),
         ("adapter_model.safetensors", 5000, "adapter_model.safetensors is cut short"),
+        ("optimizer.pt", None, "has no optimizer.pt"),
         ("optimizer.pt", 5000, "optimizer.pt is cut short"),
+        ("scheduler.pt", None, "has no scheduler.pt"),
         ("rng_state.pth", 0, "rng_state.pth is cut short"),
         ("generation_state.pt", 3000, "generation_state.pt is cut short"),
     ],
@@ -242,6 +244,25 @@ def test_a_checkpoint_with_a_file_missing_or_cut_short_is_skipped(
         file.write_bytes(file.read_bytes()[:kept])
     assert says in str(why_not_whole(tmp_path / "checkpoint-10"))
     assert last_whole_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
+
+
+def test_a_save_cut_off_at_any_point_is_recognised(
+    whole_training: tuple[Path, Metrics, list[torch.Tensor]], tmp_path: Path
+) -> None:
+    saved = whole_training[0] / "checkpoint-10"
+    state = saved / "trainer_state.json"
+    # The clock of a file system may give two files one time.
+    by_time = sorted(saved.iterdir(), key=lambda file: (file.stat().st_mtime_ns, file == state))
+    assert by_time[-1] == state
+    for done, file in enumerate(by_time):
+        torn = tmp_path / str(done)
+        torn.mkdir()
+        for earlier in by_time[:done]:
+            shutil.copy(earlier, torn)
+        assert why_not_whole(torn) is not None
+        (torn / file.name).write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        assert why_not_whole(torn) is not None
+    assert why_not_whole(saved) is None
 
 
 # -- the command line ----------------------------------------------------------------------------
