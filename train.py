@@ -23,6 +23,7 @@ from sologrpo.export import save_adapter
 from sologrpo.model import load_base_model, load_tokenizer
 from sologrpo.model_card import write_card
 from sologrpo.plan import print_plan
+from sologrpo.pushing import PushToHub, run_repository
 from sologrpo.rehearsal import rehearse, should_rehearse
 from sologrpo.report import write_report
 from sologrpo.run import open_run_directory, save_run_description, saying_how_to_go_on
@@ -47,6 +48,7 @@ def main() -> None:
     if run.dry_run:
         return
     prepare_trackers(args, console)
+    repository = run_repository(args)
 
     opened = open_run_directory(run, args, model_args)
     if should_rehearse(run, args):
@@ -55,7 +57,7 @@ def main() -> None:
     save_run_description(run, args, model_args)
 
     trainer_class = SoloGRPOTrainer if run.trainer == "solo" else GRPOTrainer
-    stop = StopWithCheckpoint()
+    stop, push = StopWithCheckpoint(), PushToHub(args, repository, console)
     trainer = trainer_class(
         model=model,
         reward_funcs=reward_funcs,
@@ -69,6 +71,7 @@ def main() -> None:
             ConsoleLog(console),
             Diagnosis(console, args.max_completion_length),
             ValidateAtEnd(),
+            push,
             stop,
         ],
     )
@@ -87,6 +90,7 @@ def main() -> None:
             base = str(model_args.model_name_or_path)
             write_card(adapter, "adapter", adapter.parent.name, adapter.parent, base)
             console.print(f"adapter  {adapter}\nreport   {report}")
+            push.finish(adapter)
             console.print(f"next     python evaluate.py --run {args.output_dir}")
 
 

@@ -28,7 +28,7 @@ from sologrpo.data import load_train_and_validation, stop_strings
 from sologrpo.device import prepare_cpu
 from sologrpo.errors import InputError, one_line_errors
 from sologrpo.files import write_atomically
-from sologrpo.hub import check_repository_name, open_repository, push_folder
+from sologrpo.hub import HubError, check_repository_name, open_repository, push_folder
 from sologrpo.merging import check_adapter, dequantised, merge_adapter, save_4bit, save_merged
 from sologrpo.model import load_base_model, load_tokenizer
 from sologrpo.model_card import public_name, write_card
@@ -280,7 +280,10 @@ def _push(export: Export, folder: Path, gaps: list[Gap], console: Console) -> No
         console.print(f"would push {folder}", highlight=False, soft_wrap=True)
         return
     message = f"Upload {export.arguments.what} made by SoloGRPO"
-    address = push_folder(folder, export.repository, message, leave_out=[MARKER])
+    try:
+        address = push_folder(folder, export.repository, message, leave_out=[MARKER])
+    except HubError as error:
+        raise HubError(f"{error}; {folder} is whole: the same command goes on from it") from error
     console.print(f"pushed    {address}", highlight=False, soft_wrap=True)
 
 

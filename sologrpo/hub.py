@@ -5,7 +5,7 @@ that was cut off goes on when its command is given again.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from json import JSONDecodeError
 from pathlib import Path
 from typing import TypeVar
@@ -44,7 +44,7 @@ def check_repository_name(name: str) -> None:
         validate_repo_id(name)
     except errors.HFValidationError as error:
         raise InputError(
-            f"--push_to_hub {name!r} is no repository name: write NAME or USER/NAME, with letters, "
+            f"{name!r} is no repository name: write NAME or USER/NAME, with letters, "
             "digits, '-', '_' and '.' only"
         ) from error
 
@@ -86,11 +86,18 @@ def open_repository(name: str, private: bool = False) -> str:
     return repository
 
 
-def push_folder(folder: Path, repository: str, message: str, leave_out: list[str]) -> str:
+def push_folder(
+    folder: Path,
+    repository: str,
+    message: str,
+    leave_out: Sequence[str] = (),
+    path_in_repo: str | None = None,
+) -> str:
     """Bring all files of a folder to a repository; files there that are not here stay.
 
     Args:
         leave_out: patterns of file names that are not sent.
+        path_in_repo: the folder there; its top if None.
 
     Returns:
         The address of the commit.
@@ -105,25 +112,26 @@ def push_folder(folder: Path, repository: str, message: str, leave_out: list[str
         info = HfApi().upload_folder(
             repo_id=repository,
             folder_path=folder,
+            path_in_repo=path_in_repo,
             commit_message=message,
             ignore_patterns=list(leave_out),  # the client appends to the list that it is given
         )
         return str(info.commit_url)
 
-    return _patiently(upload, repository, f"; {folder} is whole: the same command goes on from it")
+    return _patiently(upload, repository)
 
 
-def _patiently(call: Callable[[], Result], what: str, way_on: str = "") -> Result:
+def _patiently(call: Callable[[], Result], what: str) -> Result:
     """Call again after failures that may pass; say the last one in one line."""
     for wait in (*WAITS, None):
         try:
             return call()
         except errors.OfflineModeIsEnabled as error:
-            raise HubError(f"HF_HUB_OFFLINE is set: unset it to push{way_on}") from error
+            raise HubError("HF_HUB_OFFLINE is set: unset it to push") from error
         except _FAILURES as error:
             cause = _http_cause(error)
             if wait is None or not _may_pass(cause):
-                raise HubError(_explain(cause, what) + way_on) from error
+                raise HubError(_explain(cause, what)) from error
             time.sleep(wait)
     raise AssertionError("unreachable: the last try returns or raises")
 

@@ -376,9 +376,13 @@ def push(run: Path, hub: HubStandIn, token: str) -> subprocess.CompletedProcess[
 
 def test_push_of_the_adapter(run: Path) -> None:
     with running_hub() as hub:
+        hub.fail("POST", "/commit/", 403)
+        refused = push(run, hub, SECRET)
         done = push(run, hub, SECRET)
         assert done.returncode == 0, done.stderr
         repository = hub.repositories["ana/mine"]
+    assert refused.returncode == 2
+    assert refused.stderr.strip().endswith("is whole: the same command goes on from it")
     assert repository.private
     assert set(repository.files) == ADAPTER_FILES
     original = (run / "adapter/adapter_model.safetensors").read_bytes()

@@ -20,6 +20,7 @@ from filelock import FileLock
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hub_stand_in import HubStandIn, running_hub
 from scripts import Printed, printed_by, run_script, script_environment, train_without_report
 from sologrpo.checkpoints import last_whole_checkpoint
 from sologrpo.errors import cannot_write
@@ -320,6 +321,57 @@ def test_a_tracker_without_a_login(config_file: Path, tmp_path: Path) -> None:
 
 
 # -- what the documentation says -----------------------------------------------------------------
+
+
+def push_while_training(
+    config: Path, hub: HubStandIn, token: str = "hf_writes"
+) -> subprocess.CompletedProcess[str]:
+    environment = script_environment(
+        HF_ENDPOINT=hub.endpoint, HF_TOKEN=token, HF_HUB_OFFLINE="0", HF_HUB_DISABLE_XET="1"
+    )
+    return run_script(
+        "train", "--config", config, "--push_to_hub", "true", "--hub_model_id", "mine",
+        "--hub_always_push", "true", env=environment,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("failures", "warned"),
+    [(1, ["checkpoint-1"]), (9, ["checkpoint-1", "checkpoint-2", "the adapter"])],
+)
+def test_a_hub_that_refuses_in_the_middle(
+    config_file: Path, tmp_path: Path, failures: int, warned: list[str]
+) -> None:
+    with running_hub() as hub:
+        hub.fail("POST", "/commit/", 403, times=failures)
+        ended = push_while_training(config_file, hub)
+        files = hub.repositories["ana/mine"].files
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
+    printed = " ".join(ended.stdout.split())
+    assert (
+        re.findall(r"warning (\S+|the adapter) is not on the Hub: the token may", printed) == warned
+    )
+    assert (tmp_path / "run/report.html").exists()
+    if failures == 1:
+        assert "pushed " in printed
+        assert json.loads(files["last-checkpoint/trainer_state.json"])["global_step"] == 2
+        adapter = (tmp_path / "run/adapter/adapter_model.safetensors").read_bytes()
+        assert files["adapter_model.safetensors"] == adapter
+        assert not any("training_args" in name for name in files)
+    else:
+        mend = f"python -m sologrpo.export --run {tmp_path / 'run'} --push_to_hub ana/mine"
+        assert mend in printed
+        assert files == {}
+
+
+def test_a_hub_that_refuses_from_the_start(config_file: Path, tmp_path: Path) -> None:
+    with running_hub() as hub:
+        ended = push_while_training(config_file, hub, token="hf_reads")
+    assert ended.returncode == 2
+    assert "(403)" in last_line(ended.stderr)
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_every_row_of_the_matrix_names_a_test_that_exists() -> None:
