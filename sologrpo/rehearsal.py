@@ -251,6 +251,7 @@ def rehearsed(args: SoloGRPOConfig, folder: str) -> SoloGRPOConfig:
     args.eval_strategy = "no"
     args.load_best_model_at_end = False
     args.report_to = []
+    args.push_to_hub = False
     args.log_completions = False
     args.max_resample_rounds = 0
     args.disable_tqdm = True

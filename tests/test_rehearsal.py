@@ -21,6 +21,7 @@ from sologrpo.rehearsal import (
     advice,
     describe,
     rehearse,
+    rehearsed,
     should_rehearse,
 )
 from tiny import NEW_TOKENS, rows, tiny_config, write_rows
@@ -35,6 +36,13 @@ def config(tmp_path: Path, tiny_llama: Path) -> Path:
     settings = tiny_config(tiny_llama, tmp_path / "data", tmp_path / "run")
     path.write_text(yaml.safe_dump(settings), encoding="utf-8")
     return path
+
+
+def test_a_rehearsal_sends_nothing_anywhere(config: Path) -> None:
+    arguments = ["--config", str(config), "--push_to_hub", "true", "--report_to", "wandb"]
+    args = rehearsed(parse_config(arguments)[1], "elsewhere")
+    assert not args.push_to_hub
+    assert args.report_to == []
 
 
 def test_the_longest_prompt_and_full_completions(config: Path, tmp_path: Path) -> None:
