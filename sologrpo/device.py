@@ -13,14 +13,14 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 def fast_dtype() -> torch.dtype:
     """The number format that this device multiplies natively and that trains well.
 
-    bf16 on cards since Ampere and on CPUs with AVX512-BF16 or AMX, fp16 on older cards, fp32 on
-    other CPUs, where bf16 is emulated: 7 times slower in a matrix product, 15 times or more in a
-    forward pass of SmolLM2-135M (docs/LOG.md).
+    bf16 on cards since Ampere and on CPUs with AMX, fp16 on older cards, fp32 on other CPUs: with
+    AVX512-BF16 alone bf16 is 1.7 times slower in a matrix product, 1.6 times in a forward and
+    backward pass of SmolLM2-135M; where it is emulated, 7 and 15 times (docs/LOG.md).
     """
     if torch.cuda.is_available():
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float16
-    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+    return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else torch.float32
 
 
 def describe_device() -> str:

@@ -257,8 +257,7 @@ def test_pick_dtype_by_device(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: native_bf16)
-    monkeypatch.setattr("sologrpo.device.torch.ops.mkldnn._is_mkldnn_bf16_supported",
-                        lambda: native_bf16)  # fmt: skip
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: native_bf16)
     assert fast_dtype() is expected
     assert pick_dtype("auto") is expected
     assert pick_dtype(None) is expected
