@@ -75,9 +75,10 @@ bench: model  ## measure beside stock TRL on a CPU, two hours; PARTS="step sampl
 	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python benchmarks/cpu.py $(if $(PARTS),--parts "$(PARTS)"); \
 		status=$$?; $(BIN)/python benchmarks/performance_tables.py && exit $$status
 
-# Side by side, one thread each: two cores, half the time. Tests of a file share what they have made.
+# Side by side, one thread each: two cores, half the time. Tests of a file share what they have made,
+# and files go as they come: the long ones have few tests, and sorted by number would be the last.
 test: $(READY)  ## run all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 oldest:  ## run all tests with the oldest versions admitted, in .venv-oldest
 	@$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt

@@ -1,6 +1,7 @@
 """`train.py` and `evaluate.py` as a user calls them: in this process, or in one of their own."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -78,3 +79,14 @@ def run_script(name: str, *arguments: object, **options: Any) -> subprocess.Comp
         command_of(name, *arguments), capture_output=True, text=True, check=False, timeout=240,
         **{"env": script_environment()} | options,
     )  # fmt: skip
+
+
+def steps_of(run: Path) -> list[int]:
+    """The steps that a run has taken, in order."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [row["step"] for row in map(json.loads, lines) if "reward" in row]
+
+
+def last_line(text: str) -> str:
+    """The last line that is not blank."""
+    return text.strip().splitlines()[-1]

@@ -6,8 +6,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +18,10 @@ from filelock import FileLock
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hub_stand_in import HubStandIn, running_hub
-from scripts import Printed, printed_by, run_script, script_environment, train_without_report
+from scripts import Printed, last_line, printed_by, run_script, steps_of, train_without_report
 from sologrpo.checkpoints import last_whole_checkpoint
 from sologrpo.errors import cannot_write
 from tiny import ROOT, rows, tiny_config, write_rows
-from wandb_stand_in import running_wandb
 
 Train = Callable[..., Printed]
 
@@ -44,15 +40,6 @@ def train(config_file: Path, capfd: pytest.CaptureFixture[str]) -> Train:
     return lambda *arguments: printed_by(
         train_without_report(), capfd, "--config", config_file, *arguments
     )
-
-
-def steps_of(run: Path) -> list[int]:
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [row["step"] for row in map(json.loads, lines) if "reward" in row]
-
-
-def last_line(text: str) -> str:
-    return text.strip().splitlines()[-1]
 
 
 # -- the disk ------------------------------------------------------------------------------------
@@ -233,145 +220,7 @@ def test_one_broken_row_in_thousands(train: Train, tmp_path: Path) -> None:
     assert "row 4711" in last_line(ended)
 
 
-# -- trackers ------------------------------------------------------------------------------------
-
-
-def with_wandb(tmp_path: Path, **more: str) -> dict[str, str]:
-    """An environment whose W&B server nobody answers for."""
-    own = {name: value for name, value in script_environment().items() if "WANDB_" not in name}
-    return own | more | {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_DIR": str(tmp_path)}
-
-
-def test_a_tracker_that_cannot_be_reached(config_file: Path, tmp_path: Path) -> None:
-    environment = with_wandb(tmp_path, WANDB_API_KEY="0" * 40)
-    command = ("--config", config_file, "--report_to", "wandb")
-    ended = run_script("train", *command, env=environment)
-    assert ended.returncode == 0, ended.stderr
-    assert steps_of(tmp_path / "run") == [1, 2]
-    assert "warning  W&B does not answer" in ended.stdout
-    (offline,) = (tmp_path / "wandb").glob("offline-run-*")
-    assert list(offline.glob("*.wandb"))
-
-
-def test_a_tracker_that_dies_in_the_middle(config_file: Path, tmp_path: Path) -> None:
-    (tmp_path / "killing.py").write_text(
-        "import psutil\n"
-        "calls = []\n"
-        "def digits(completions, **kwargs):\n"
-        "    calls.append(1)\n"
-        "    if len(calls) == 2:\n"
-        "        mine = psutil.Process().children(recursive=True)\n"
-        "        (tracker,) = [child for child in mine if child.name() == 'wandb-core']\n"
-        "        tracker.kill()\n"
-        "    return [len(completion[0]['content']) for completion in completions]\n"
-    )
-    environment = with_wandb(tmp_path, WANDB_MODE="offline")
-    environment["PYTHONPATH"] += f":{tmp_path}"
-    command = ("--config", config_file, "--report_to", "wandb", "--max_steps", "4")
-    ended = run_script("train", *command, "--rewards", "killing:digits", env=environment)
-    assert ended.returncode == 0, ended.stderr
-    assert steps_of(tmp_path / "run") == [1, 2, 3, 4]
-    assert ended.stdout.count("warning  wandb failed (") == 1
-    assert "Traceback" not in ended.stderr
-
-
-@pytest.mark.parametrize("lost", [False, True])
-def test_a_tracker_whose_server_is_lost_in_the_middle(
-    config_file: Path, tmp_path: Path, lost: bool
-) -> None:
-    impatient = (
-        "import runpy, sologrpo.tracking as tracking; tracking.PATIENCE = 20; "
-        f"runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')"
-    )
-    with running_wandb() as server:
-        (tmp_path / "going.py").write_text(
-            "from urllib.request import urlopen\n"
-            "calls = []\n"
-            "def digits(completions, **kwargs):\n"
-            "    calls.append(1)\n"
-            f"    if len(calls) == 2 and {lost}:\n"
-            f"        urlopen('{server.url}/go').read()\n"
-            "    return [len(completion[0]['content']) for completion in completions]\n"
-        )
-        environment = with_wandb(tmp_path, WANDB_API_KEY="0" * 40)
-        environment["WANDB_BASE_URL"] = server.url
-        environment["PYTHONPATH"] += f":{tmp_path}"
-        ended = subprocess.run(
-            [sys.executable, "-c", impatient, "--config", str(config_file), "--max_steps", "4",
-             "--report_to", "wandb", "--rewards", "going:digits"],
-            env=environment, capture_output=True, text=True, check=False, timeout=240,
-        )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    assert steps_of(tmp_path / "run") == [1, 2, 3, 4]
-    assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").exists()
-    assert "Traceback" not in ended.stderr
-    assert "UpsertBucket" in server.asked
-    (folder,) = (tmp_path / "wandb").glob("run-*")
-    assert list(folder.glob("*.wandb"))
-    printed = " ".join(ended.stdout.split())
-    assert (f"bring it there with `wandb sync {folder}`" in printed) == lost
-
-
-def test_a_tracker_without_a_login(config_file: Path, tmp_path: Path) -> None:
-    command = ("--config", config_file, "--report_to", "wandb")
-    ended = run_script("train", *command, env=with_wandb(tmp_path))  # no netrc has this server
-    assert ended.returncode == 2
-    assert "`wandb login`" in last_line(ended.stderr)
-    assert not (tmp_path / "run").exists()
-
-
 # -- what the documentation says -----------------------------------------------------------------
-
-
-def push_while_training(
-    config: Path, hub: HubStandIn, token: str = "hf_writes"
-) -> subprocess.CompletedProcess[str]:
-    environment = script_environment(
-        HF_ENDPOINT=hub.endpoint, HF_TOKEN=token, HF_HUB_OFFLINE="0", HF_HUB_DISABLE_XET="1"
-    )
-    return run_script(
-        "train", "--config", config, "--push_to_hub", "true", "--hub_model_id", "mine",
-        "--hub_always_push", "true", env=environment,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("failures", "warned"),
-    [(1, ["checkpoint-1"]), (9, ["checkpoint-1", "checkpoint-2", "the adapter"])],
-)
-def test_a_hub_that_refuses_in_the_middle(
-    config_file: Path, tmp_path: Path, failures: int, warned: list[str]
-) -> None:
-    with running_hub() as hub:
-        hub.fail("POST", "/commit/", 403, times=failures)
-        ended = push_while_training(config_file, hub)
-        files = hub.repositories["ana/mine"].files
-    assert ended.returncode == 0, ended.stderr
-    assert "Traceback" not in ended.stderr
-    printed = " ".join(ended.stdout.split())
-    assert (
-        re.findall(r"warning (\S+|the adapter) is not on the Hub: the token may", printed) == warned
-    )
-    assert (tmp_path / "run/report.html").exists()
-    if failures == 1:
-        assert "pushed " in printed
-        assert json.loads(files["last-checkpoint/trainer_state.json"])["global_step"] == 2
-        adapter = (tmp_path / "run/adapter/adapter_model.safetensors").read_bytes()
-        assert files["adapter_model.safetensors"] == adapter
-        assert not any("training_args" in name for name in files)
-    else:
-        mend = f"python -m sologrpo.export --run {tmp_path / 'run'} --push_to_hub ana/mine"
-        assert mend in printed
-        assert files == {}
-
-
-def test_a_hub_that_refuses_from_the_start(config_file: Path, tmp_path: Path) -> None:
-    with running_hub() as hub:
-        ended = push_while_training(config_file, hub, token="hf_reads")
-    assert ended.returncode == 2
-    assert "(403)" in last_line(ended.stderr)
-    assert "Traceback" not in ended.stderr
-    assert not (tmp_path / "run").exists()
 
 
 def test_every_row_of_the_matrix_names_a_test_that_exists() -> None:
