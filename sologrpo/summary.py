@@ -129,7 +129,11 @@ def print_precisions(
     )
     for title in ("precision", "accuracy", "95 % interval", "difference", "95 % interval",
                   "newly right / wrong", "McNemar p", "outputs that differ"):  # fmt: skip
-        shown.add_column(title, justify="left" if title == "precision" else "right")
+        # On 80 columns too, as in a log file, every name and figure is whole.
+        is_name = title == "precision"
+        shown.add_column(
+            title, justify="left" if is_name else "right", no_wrap=is_name, overflow="fold"
+        )
     for name, row in table.items():
         low, high = row["delta_ci95"]
         against = ("-",) * 4 if name == trained else (

@@ -1,5 +1,6 @@
 """`evaluate.py` as users call it: precisions, sampling, resuming, judging again, and bad input."""
 
+import io
 import json
 import signal
 import subprocess
@@ -12,11 +13,13 @@ import pytest
 import torch
 import yaml
 from peft import LoraConfig, get_peft_model
+from rich.console import Console
 from trl import ModelConfig
 
 from scripts import command_of, load_script, printed_by, script_environment
 from sologrpo.config import PRECISIONS
 from sologrpo.model import load_base_model
+from sologrpo.summary import print_precisions
 from tiny import rows, write_rows
 
 NEW_TOKENS = 12
@@ -89,6 +92,18 @@ def completions(run: Path, label: str) -> list[str]:
 
 
 # -- precisions ----------------------------------------------------------------------------------
+
+
+def test_the_table_of_precisions_is_whole_in_80_columns() -> None:
+    row = {
+        "n": 100, "accuracy": 0.28, "accuracy_ci95": [0.201, 0.375], "delta": 0.19,
+        "delta_ci95": [0.087, 0.291], "newly_right": 24, "newly_wrong": 5, "mcnemar_p": 0.00054611,
+        "differing_rate": 0.95,
+    }  # fmt: skip
+    text = io.StringIO()
+    print_precisions(Console(file=text, width=80), dict.fromkeys(PRECISIONS, row), "nf4_adapter")
+    assert "…" not in text.getvalue()
+    assert all(name in text.getvalue() for name in PRECISIONS)
 
 
 def test_every_precision_of_a_4bit_run_in_one_go(evaluate: Run, run_4bit: Path) -> None:
