@@ -70,13 +70,14 @@ def why_not_whole(checkpoint: Path) -> str | None:
         json.loads((checkpoint / STATE).read_bytes())
     except ValueError:
         return f"{STATE} is cut short"
-    files = sorted(checkpoint.iterdir())
     missing = [name for name in WRITTEN_TOGETHER if not list(checkpoint.glob(name))]
-    sharded = any(path.is_dir() for path in files)  # the optimizer, by DeepSpeed or FSDP
+    sharded = any(path.is_dir() for path in checkpoint.iterdir())  # by DeepSpeed or FSDP
     if 0 < len(missing) < len(WRITTEN_TOGETHER) and not sharded:
         return f"it has no {missing[0]}"
-    cut_short = [path.name for path in files if _is_cut_short(path)]
-    return f"{cut_short[0]} is cut short" if cut_short else None
+    for path in sorted(checkpoint.iterdir()):
+        if _is_cut_short(path):
+            return f"{path.name} is cut short"
+    return None
 
 
 def _is_cut_short(path: Path) -> bool:

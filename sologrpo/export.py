@@ -22,6 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer, HfArgumentParser, PreTrainedTokenizerBase, Trainer
+from transformers.trainer import TRAINING_ARGS_NAME
 
 from sologrpo.config import ADAPTER, EvaluationSettings, parse_evaluation
 from sologrpo.data import load_train_and_validation, stop_strings
@@ -42,7 +43,7 @@ from sologrpo.parity import (
     why_not_the_trained_model,
 )
 from sologrpo.records import RESULTS
-from sologrpo.summary import quiet_libraries
+from sologrpo.summary import print_line, quiet_libraries
 
 DEQUANTISED, ORIGINAL, REQUANTISED = "dequantised", "original", "4bit"
 WHATS = ("adapter", "merged", "4bit")
@@ -66,7 +67,7 @@ def save_adapter(trainer: Trainer, adapter: Path) -> None:
     """
     trainer.save_model(str(adapter))
     if trainer.is_world_process_zero():
-        (adapter / "training_args.bin").unlink(missing_ok=True)
+        (adapter / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
 
 # -- flags -----------------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ def export_and_push(export: Export, console: Console) -> None:
         folders["adapter"] = _copy_adapter(export)
     for what, folder in folders.items():
         _write_card(export, what, folder, [] if what == "adapter" else gaps)
-        console.print(f"{what:8}  {folder}", highlight=False, soft_wrap=True)
+        print_line(console, f"{what:8}  {folder}")
     if export.pushes is not None:
         _push(export, folders[export.pushes], gaps, console)
 
@@ -277,14 +278,14 @@ def _push(export: Export, folder: Path, gaps: list[Gap], console: Console) -> No
             "adapter (--what adapter), or add --push_despite_gap"
         )
     if export.repository is None:
-        console.print(f"would push {folder}", highlight=False, soft_wrap=True)
+        print_line(console, f"would push {folder}")
         return
     message = f"Upload {export.arguments.what} made by SoloGRPO"
     try:
         address = push_folder(folder, export.repository, message, leave_out=[MARKER])
     except HubError as error:
         raise HubError(f"{error}; {folder} is whole: the same command goes on from it") from error
-    console.print(f"pushed    {address}", highlight=False, soft_wrap=True)
+    print_line(console, f"pushed    {address}")
 
 
 def _merge_of(gaps: list[Gap]) -> str | None:

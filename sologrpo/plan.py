@@ -58,10 +58,10 @@ def print_plan(
     lengths = prompt_lengths(train_dataset, tokenizer)
     device = torch.device(one_device())
     free_memory = free_bytes(device)
-    memory = plan_memory(size, args, lengths, on_gpu=device.type == "cuda")
-    on_cpu = device.type == "cpu"
-    as_process = f" (the process up to {CPU_PROCESS} times that)" if on_cpu else ""
-    free_for_tensors = int(free_memory / CPU_PROCESS) if on_cpu else free_memory
+    on_gpu = device.type == "cuda"
+    memory = plan_memory(size, args, lengths, on_gpu=on_gpu)
+    as_process = "" if on_gpu else f" (the process up to {CPU_PROCESS} times that)"
+    free_for_tensors = free_memory if on_gpu else int(free_memory / CPU_PROCESS)
     lines = [
         *plan_lines(run, args, model, lengths, size),
         ("memory", f"about {_gib(memory.peak(free_memory))}{as_process}, "

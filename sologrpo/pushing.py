@@ -10,14 +10,16 @@ from typing import Any
 
 from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import HubStrategy
 
 from sologrpo.diagnosis import print_warning
 from sologrpo.errors import first_line
 from sologrpo.hub import check_repository_name, open_repository, push_folder
+from sologrpo.summary import print_line
 
 LAST = "last-checkpoint"  # in the repository, as transformers calls it
-_NOT_SENT = ["training_args.bin"]  # a pickle full of paths and settings of this machine
+_NOT_SENT = [TRAINING_ARGS_NAME]  # a pickle full of paths and settings of this machine
 
 
 def run_repository(args: TrainingArguments) -> str | None:
@@ -77,7 +79,7 @@ class PushToHub(TrainerCallback):  # type: ignore[misc]
         run = adapter.parent
         mend = f"python -m sologrpo.export --run {run} --push_to_hub {self._repository}"
         if not self._warn(upload, "the adapter", mend):
-            self._console.print(f"pushed   {upload.result()}", highlight=False, soft_wrap=True)
+            print_line(self._console, f"pushed   {upload.result()}")
 
     def _warn(self, upload: Future[str], what: str, way_on: str) -> bool:
         error = upload.exception()  # waits

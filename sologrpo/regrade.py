@@ -97,11 +97,11 @@ def _print_changes(console: Console, before: list[Record], after: list[Record]) 
         print_line(console, f"[{record.index}] {differ}")
     if len(changed) > SHOWN:
         console.print(f"... and {len(changed) - SHOWN} more")
-    console.print(
+    print_line(
+        console,
         f"{answers} completions judged again, {len(changed)} verdicts changed: "
         f"{right} newly right, {wrong} newly wrong",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    )
 
 
 def _print_results(console: Console, path: Path) -> None:

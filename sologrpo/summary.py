@@ -78,7 +78,7 @@ def print_table(console: Console, results: Mapping[str, Mapping[str, Any]]) -> N
     console.print(table)
     for label, result in results.items():
         if "both_right" in result:
-            console.print(paired_line(label, result), highlight=False, soft_wrap=True)
+            print_line(console, paired_line(label, result))
 
 
 def _add_sampled(table: Table, columns: Sequence[Mapping[str, Any]]) -> None:

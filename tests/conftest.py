@@ -36,3 +36,16 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tiny import save_dataset
 
     return save_dataset(tmp_path_factory.mktemp("data") / "shells")
+
+
+@pytest.fixture
+def config_file(tmp_path: Path, tiny_llama: Path, tiny_data: Path) -> Path:
+    """A config of two steps with a checkpoint after each; its run goes to `tmp_path / "run"`."""
+    import yaml
+
+    from tiny import tiny_config
+
+    path = tmp_path / "tiny.yaml"
+    settings = tiny_config(tiny_llama, tiny_data, tmp_path / "run")
+    path.write_text(yaml.safe_dump(settings | {"save_steps": 1}), encoding="utf-8")
+    return path

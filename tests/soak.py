@@ -21,9 +21,8 @@ from sologrpo.checkpoints import last_whole_checkpoint, step_of
 from tiny import tiny_config
 
 STEPS, WARM_UP = 300, 50
-BLOCK = (
-    25  # steps whose mean time is one measurement: neighbours slow a machine for seconds at a time
-)
+# Steps whose mean time is one measurement: neighbours slow a machine for seconds at a time.
+BLOCK = 25
 SAVE_STEPS, KEPT = 25, 3
 EVERY = 0.5  # seconds between two looks at the process
 

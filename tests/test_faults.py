@@ -13,7 +13,6 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 import torch
-import yaml
 from filelock import FileLock
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -21,17 +20,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from scripts import Printed, last_line, printed_by, run_script, steps_of, train_without_report
 from sologrpo.checkpoints import last_whole_checkpoint
 from sologrpo.errors import cannot_write
-from tiny import ROOT, rows, tiny_config, write_rows
+from tiny import ROOT, rows, write_rows
 
 Train = Callable[..., Printed]
-
-
-@pytest.fixture
-def config_file(tmp_path: Path, tiny_llama: Path, tiny_data: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    settings = tiny_config(tiny_llama, tiny_data, tmp_path / "run")
-    path.write_text(yaml.safe_dump(settings | {"save_steps": 1}), encoding="utf-8")
-    return path
 
 
 @pytest.fixture

@@ -7,21 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from hub_stand_in import HubStandIn, running_hub
 from scripts import last_line, run_script, script_environment, steps_of
-from tiny import ROOT, tiny_config
+from tiny import ROOT
 from wandb_stand_in import running_wandb
-
-
-@pytest.fixture
-def config_file(tmp_path: Path, tiny_llama: Path, tiny_data: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    settings = tiny_config(tiny_llama, tiny_data, tmp_path / "run")
-    path.write_text(yaml.safe_dump(settings | {"save_steps": 1}), encoding="utf-8")
-    return path
-
 
 # -- trackers ------------------------------------------------------------------------------------
 
