@@ -7,6 +7,7 @@ the command line; the command line wins.
 
 import argparse
 import difflib
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from sologrpo.prompts import PROMPT_FORMATS
 
 # Names inside a run directory that more than one module relies on.
 RUN_CONFIG = "config.yaml"
+ENVIRONMENT = "environment.json"
 ADAPTER = "adapter"
 
 # The forms in which an adapter and its base model can be put together. Each computes something
@@ -718,7 +720,8 @@ def parse_evaluation(argv: Sequence[str], merge_into: str | None = None) -> Eval
     adapter = args.adapter or (str(Path(args.run) / ADAPTER) if args.run else None)
     model = ModelConfig(**_fields_of(ModelConfig, saved))
     model.model_name_or_path = args.model or saved.get("model_name_or_path")
-    model.dtype = model.dtype if saved else "auto"
+    # As it was trained, whatever `auto` would be on this machine.
+    model.dtype = (recorded_dtype(Path(args.run)) if args.run else None) or model.dtype or "auto"
     trained_in_4bit = bool(saved.get("load_in_4bit", False))
     data = RunArguments(**_fields_of(RunArguments, saved))
     for name in ("dataset_name", "dataset_config", "dataset_test_split", "prompt_format"):
@@ -808,3 +811,12 @@ def load_run_config(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{directory} is not a run directory: it has no {RUN_CONFIG}")
     return _read_yaml_mapping(path)
+
+
+def recorded_dtype(directory: Path) -> str | None:
+    """Read the dtype that a run resolved to, or None if the run has not recorded it."""
+    path = directory / ENVIRONMENT
+    if not path.is_file():
+        return None
+    recorded: str | None = json.loads(path.read_text(encoding="utf-8")).get("dtype")
+    return recorded

@@ -1,5 +1,6 @@
 """Model: tokenizer, 4-bit policy, LoRA adapter, device and dtype."""
 
+import copy
 import logging
 
 import bitsandbytes as bnb
@@ -31,6 +32,11 @@ def pick_dtype(requested: str | None = "auto") -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise InputError(f"unknown dtype {requested!r}: use auto, bfloat16, float16 or float32")
     return dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name a dtype as configs do: `float32`, not `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -80,15 +86,17 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
             not fit into the device's memory.
     """
     dtype = pick_dtype(model_args.dtype)
-    # TRL hands `dtype` on as the 4-bit compute dtype, which must be a real dtype, not "auto".
-    model_args.dtype = str(dtype).removeprefix("torch.")
+    # TRL passes `dtype` on as the 4-bit compute dtype, which must be a real dtype, not "auto". A
+    # copy: `config.yaml` records what the user asked for, and `--resume` compares it.
+    resolved = copy.copy(model_args)
+    resolved.dtype = dtype_name(dtype)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             model_args.model_name_or_path,
             revision=model_args.model_revision,
             dtype=dtype,
             attn_implementation=model_args.attn_implementation,
-            quantization_config=get_quantization_config(model_args),
+            quantization_config=get_quantization_config(resolved),
             device_map={"": one_device()},
             trust_remote_code=trust_remote_code,
             use_safetensors=None if trust_remote_code else True,

@@ -15,11 +15,11 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from rewards import name_of_spec
-from sologrpo.config import RUN_CONFIG
+from sologrpo.config import ENVIRONMENT, RUN_CONFIG
 from sologrpo.files import write_atomically
 from sologrpo.parity import Gap
 from sologrpo.records import RESULTS
-from sologrpo.run import ENVIRONMENT, METRICS
+from sologrpo.run import METRICS
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
 PICTURE = "reward_curve.png"

@@ -24,15 +24,23 @@ from sologrpo.checkpoints import (
     step_of,
     why_not_whole,
 )
-from sologrpo.config import ADAPTER, RUN_CONFIG, RunArguments, SoloGRPOConfig, load_run_config
+from sologrpo.config import (
+    ADAPTER,
+    ENVIRONMENT,
+    RUN_CONFIG,
+    RunArguments,
+    SoloGRPOConfig,
+    load_run_config,
+    recorded_dtype,
+)
 from sologrpo.device import describe_device
 from sologrpo.errors import InputError
 from sologrpo.files import write_atomically
+from sologrpo.model import dtype_name, pick_dtype
 
 PACKAGES = ("sologrpo", "torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate",
             "datasets")  # fmt: skip
 METRICS = "metrics.jsonl"
-ENVIRONMENT = "environment.json"
 LOCK = ".lock"
 
 # Beginnings of keys that a resumed run must leave as they are: the checkpoint's weights, optimizer
@@ -129,6 +137,7 @@ def _check_can_go_on(
         )
     if not (checkpoint.parent / RUN_CONFIG).exists():  # killed before it was written
         return
+    _check_dtype(checkpoint.parent, model)
     before = load_run_config(checkpoint.parent)
     now = yaml.safe_load(yaml.safe_dump(resolved_config(run, args, model)))
     keys = sorted(key for key in before.keys() & now.keys() if not key.startswith(FREE))
@@ -142,6 +151,16 @@ def _check_can_go_on(
     if changed and args.process_index == 0:
         differ = ", ".join(f"{key} {before[key]} -> {now[key]}" for key in changed)
         _say(f"other settings from step {step_of(checkpoint)} on: {differ}")
+
+
+def _check_dtype(directory: Path, model: ModelConfig) -> None:
+    """Refuse another machine's choice where `dtype` is `auto`."""
+    before, now = recorded_dtype(directory), dtype_name(pick_dtype(model.dtype))
+    if before not in (None, now):
+        raise InputError(
+            f"--resume: the run's weights are {before}, and dtype {model.dtype} is {now} on this "
+            f"machine: add --dtype {before}, or give another --output_dir"
+        )
 
 
 def _clear_behind(checkpoint: Path | None, directory: Path) -> None:
@@ -196,11 +215,12 @@ def saying_how_to_go_on(args: SoloGRPOConfig) -> Iterator[None]:
 
 
 def save_run_description(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> None:
-    """Write `config.yaml` (every setting, resolved) and `environment.json`."""
+    """Write `config.yaml`, what was asked for, and `environment.json`, what it resolved to."""
     directory = Path(args.output_dir)
     text = yaml.safe_dump(resolved_config(run, args, model), sort_keys=True, allow_unicode=True)
     write_atomically(directory / RUN_CONFIG, text)
-    write_atomically(directory / ENVIRONMENT, json.dumps(environment(), indent=2))
+    facts = environment() | {"dtype": dtype_name(pick_dtype(model.dtype))}
+    write_atomically(directory / ENVIRONMENT, json.dumps(facts, indent=2))
 
 
 def resolved_config(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> dict[str, Any]:
