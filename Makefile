@@ -38,7 +38,7 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	@touch $@
 
 doctor: $(READY)  ## look whether this machine can train, and say what to mend
-	@$(BIN)/python -m sologrpo.doctor
+	@$(BIN)/python -m sologrpo.plan.doctor
 
 model: $(READY)  ## fetch the quickstart model, 93 MB, into models/
 	$(BIN)/python -m quickstart.get_model
@@ -90,6 +90,7 @@ check: $(READY)  ## lint, check the formatting and the types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 format: $(READY)  ## mend what ruff can mend
 	$(BIN)/ruff check --fix .

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from sologrpo.errors import one_line_errors
-from sologrpo.regrade import regrade
+from sologrpo.scoring.regrade import regrade
 
 
 @one_line_errors
@@ -28,18 +28,19 @@ def main() -> None:
 def evaluate_models(arguments: Sequence[str]) -> None:
     """Run the stages of evaluation."""
     # Imported here, because judging old records again shall not wait for torch.
+    from sologrpo.config.evaluation import parse_evaluation
+    from sologrpo.console import quiet_libraries
     from transformers import set_seed
 
-    from sologrpo.config import parse_evaluation
-    from sologrpo.data import load_test_prompts
+    from sologrpo.data.dataset import load_test_prompts
     from sologrpo.device import prepare_cpu
-    from sologrpo.evaluation import evaluate, evaluate_precisions
-    from sologrpo.export import begin_export, export_and_push, take_export_arguments
-    from sologrpo.merging import check_adapter
-    from sologrpo.model import load_tokenizer
-    from sologrpo.precisions import add_adapter, load_untrained
-    from sologrpo.report import write_report
-    from sologrpo.summary import print_precisions, print_samples, print_table, quiet_libraries
+    from sologrpo.evaluation.evaluate import evaluate, evaluate_precisions
+    from sologrpo.evaluation.precisions import add_adapter, load_untrained
+    from sologrpo.export.export import begin_export, export_and_push, take_export_arguments
+    from sologrpo.model.loading import load_tokenizer
+    from sologrpo.model.merging import check_adapter
+    from sologrpo.report.report import write_report
+    from sologrpo.scoring.table import print_precisions, print_samples, print_table
 
     quiet_libraries()
     prepare_cpu()

@@ -8,28 +8,33 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
+from sologrpo.console import quiet_libraries
 from transformers import PrinterCallback, ProgressCallback
 from trl import GRPOTrainer, get_peft_config
 
 from rewards import load_rewards
-from sologrpo.callbacks import ConsoleLog, MetricsFile, ValidateAtEnd
-from sologrpo.checkpoints import StopWithCheckpoint, train_from
-from sologrpo.config import ADAPTER, parse_config
-from sologrpo.data import load_train_and_validation
+from sologrpo.config.parsing import parse_config
+from sologrpo.data.dataset import load_train_and_validation
 from sologrpo.device import prepare_cpu
-from sologrpo.diagnosis import Diagnosis
 from sologrpo.errors import one_line_errors
-from sologrpo.export import save_adapter
-from sologrpo.model import load_base_model, load_tokenizer
-from sologrpo.model_card import write_card
-from sologrpo.plan import print_plan
-from sologrpo.pushing import PushToHub, run_repository
-from sologrpo.rehearsal import rehearse, should_rehearse
-from sologrpo.report import write_report
-from sologrpo.run import open_run_directory, save_run_description, saying_how_to_go_on
-from sologrpo.summary import quiet_libraries
-from sologrpo.tracking import outlived_trackers, prepare_trackers
-from sologrpo.trainer import SoloGRPOTrainer
+from sologrpo.export.export import save_adapter
+from sologrpo.export.model_card import write_card
+from sologrpo.export.pushing import PushToHub, run_repository
+from sologrpo.files import ADAPTER
+from sologrpo.model.loading import load_base_model, load_tokenizer
+from sologrpo.plan.plan import print_plan
+from sologrpo.report.report import write_report
+from sologrpo.training.callbacks import ConsoleLog, MetricsFile, ValidateAtEnd
+from sologrpo.training.checkpoint import StopWithCheckpoint, train_from
+from sologrpo.training.diagnosis import Diagnosis
+from sologrpo.training.rehearsal import rehearse, should_rehearse
+from sologrpo.training.run_directory import (
+    open_run_directory,
+    save_run_description,
+    saying_how_to_go_on,
+)
+from sologrpo.training.tracking import outlived_trackers, prepare_trackers
+from sologrpo.training.trainer import SoloGRPOTrainer
 
 
 @one_line_errors

@@ -12,9 +12,9 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rewards.grading import is_correct
-from sologrpo.data import load_test_prompts, prompt_token_ids
-from sologrpo.evaluation import generate_records
-from sologrpo.model import load_base_model, load_tokenizer
+from sologrpo.data.dataset import load_test_prompts, prompt_token_ids
+from sologrpo.evaluation.evaluate import generate_records
+from sologrpo.model.loading import load_base_model, load_tokenizer
 
 
 def part_sampling(bench: Bench) -> None:

@@ -16,6 +16,7 @@ import torch
 import trl.trainer.utils as trl_utils
 from _measure import timed
 from datasets import Dataset
+from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -24,10 +25,10 @@ from transformers import (
 )
 from trl import GRPOTrainer, ModelConfig, get_peft_config
 
-from sologrpo.config import RunArguments, SoloGRPOConfig, parse_config
-from sologrpo.data import load_train_and_validation
-from sologrpo.model import load_base_model, load_tokenizer
-from sologrpo.trainer import SoloGRPOTrainer
+from sologrpo.config.parsing import parse_config
+from sologrpo.data.dataset import load_train_and_validation
+from sologrpo.model.loading import load_base_model, load_tokenizer
+from sologrpo.training.trainer import SoloGRPOTrainer
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs/quickstart.yaml"

@@ -146,8 +146,9 @@ def make_trainer(bench: Bench, name: str, row: Row) -> GRPOTrainer:
     """Load the policy and give it to the trainer called `name`."""
     trainer_class, config_class = GRPOTrainer, GRPOConfig
     if name == "solo":
-        from sologrpo.config import SoloGRPOConfig
-        from sologrpo.trainer import SoloGRPOTrainer
+        from sologrpo.config.arguments import SoloGRPOConfig
+
+        from sologrpo.training.trainer import SoloGRPOTrainer
 
         trainer_class, config_class = SoloGRPOTrainer, SoloGRPOConfig
     args = bench.args

@@ -23,9 +23,9 @@ import torch  # noqa: E402
 from _llama import SHAPES, build_config  # noqa: E402
 from transformers import PretrainedConfig, Qwen2Config, Qwen3Config  # noqa: E402
 
-from sologrpo.config import parse_config  # noqa: E402
-from sologrpo.footprint import Footprint, footprint  # noqa: E402
-from sologrpo.memory_plan import MemoryPlan, memory_mend, plan_memory  # noqa: E402
+from sologrpo.config.parsing import parse_config  # noqa: E402
+from sologrpo.plan.footprint import Footprint, footprint  # noqa: E402
+from sologrpo.plan.memory_plan import MemoryPlan, memory_mend, plan_memory  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/memory.json"
 GUIDE = ROOT / "docs/memory.md"
@@ -63,9 +63,9 @@ def measure(shape: str, checkpointing: bool) -> dict[str, Any]:
     """Take one step in this process; GiB planned and measured."""
     from _cpu_training import resident_gib
 
+    from sologrpo.console import quiet_libraries
     from sologrpo.device import prepare_cpu
-    from sologrpo.memory import free_bytes
-    from sologrpo.summary import quiet_libraries
+    from sologrpo.model.memory import free_bytes
 
     quiet_libraries()
     prepare_cpu()

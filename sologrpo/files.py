@@ -3,6 +3,15 @@
 import os
 from pathlib import Path
 
+# Names inside a run directory.
+RUN_CONFIG = "config.yaml"
+ENVIRONMENT = "environment.json"
+METRICS = "metrics.jsonl"
+LOCK = ".lock"
+ADAPTER = "adapter"
+RECORDS = "records.jsonl"  # of an evaluation
+RESULTS = "results.json"
+
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader, or a crash, sees the old content or the new, never a part.

@@ -11,13 +11,13 @@ import torch
 import trl.trainer.utils as trl_utils
 from datasets import Dataset
 from peft import LoraConfig
+from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
-from sologrpo.config import RunArguments, SoloGRPOConfig
-from sologrpo.data import build_prompts
-from sologrpo.model import load_tokenizer
-from sologrpo.trainer import SoloGRPOTrainer
+from sologrpo.data.dataset import build_prompts
+from sologrpo.model.loading import load_tokenizer
+from sologrpo.training.trainer import SoloGRPOTrainer
 from tiny import rows
 
 # Our trainer flips this flag for the whole process; stock TRL is measured as it is shipped.

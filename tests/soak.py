@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from scripts import command_of, script_environment
-from sologrpo.checkpoints import last_whole_checkpoint, step_of
+from sologrpo.training.checkpoint import last_whole_checkpoint, step_of
 from tiny import tiny_config
 
 STEPS, WARM_UP = 300, 50

@@ -13,13 +13,13 @@ import torch
 import yaml
 from peft import PeftModel
 from safetensors.torch import load_file
+from sologrpo.config.arguments import RunArguments
 from transformers import AutoModelForCausalLM
 
 from scripts import Printed, command_of, load_script, printed_by, script_environment
-from sologrpo.config import RunArguments
-from sologrpo.data import load_test_prompts, prompt_token_ids
-from sologrpo.generation import generate_greedily
-from sologrpo.model import load_tokenizer
+from sologrpo.data.dataset import load_test_prompts, prompt_token_ids
+from sologrpo.model.loading import load_tokenizer
+from sologrpo.sampling.generation import generate_greedily
 from tiny import NEW_TOKENS, rows, tiny_config, write_rows
 
 RESULT_FIELDS = {
@@ -258,7 +258,7 @@ def test_the_best_adapter_is_kept_by_held_out_accuracy(
     accuracies = iter([0.25, 0.75, 0.5])
     scores = {"accuracy_lenient": 0.0, "format_rate": 0.0, "truncated_rate": 0.0, "n": 4}
     monkeypatch.setattr(
-        "sologrpo.trainer.evaluate_greedily",
+        "sologrpo.training.trainer.evaluate_greedily",
         lambda *args, **kwargs: {"accuracy": next(accuracies)} | scores,
     )
     stderr = train(
@@ -414,7 +414,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
 def test_the_plan_has_room_for_the_whole_process_on_a_cpu(
     train: Call, monkeypatch: pytest.MonkeyPatch, free: int, warned: bool
 ) -> None:
-    monkeypatch.setattr("sologrpo.plan.free_bytes", lambda _: free * 2**20)
+    monkeypatch.setattr("sologrpo.plan.plan.free_bytes", lambda _: free * 2**20)
     printed = train("--dry_run")
     assert "memory   about 19 MiB (the process up to 2.5 times that)" in printed.stdout
     assert ("the run needs about 19 MiB of memory (the process up to" in printed.stdout) == warned

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 from datasets import Dataset
+from sologrpo.config.arguments import RunArguments
 from transformers import PreTrainedTokenizerBase
 
 from rewards import grading, load_rewards
-from sologrpo.config import RunArguments, parse_config
-from sologrpo.data import build_prompts, load_rows, render_prompt
+from sologrpo.config.parsing import parse_config
+from sologrpo.data.dataset import build_prompts, load_rows, render_prompt
 from sologrpo.errors import InputError
-from sologrpo.model import load_tokenizer
+from sologrpo.model.loading import load_tokenizer
 from sologrpo.prompts import (
     PROMPT_FORMATS,
     PlainText,

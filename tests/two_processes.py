@@ -25,8 +25,8 @@ from fixed_rollouts import (
     make_trainer,
     problems,
 )
-from sologrpo.callbacks import MetricsFile
-from sologrpo.trainer import SoloGRPOTrainer
+from sologrpo.training.callbacks import MetricsFile
+from sologrpo.training.trainer import SoloGRPOTrainer
 from tiny import digit_share
 
 SIGNAL, OTHER_SIGNAL, CONSTANT = [0.0, 1.0, 0.5, 1.0], [0.25, 0.0, 0.0, 1.0], [0.7] * G

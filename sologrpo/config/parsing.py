@@ -1,0 +1,331 @@
+"""Configuration: flat YAML and command line, over three dataclasses.
+
+`RunArguments` holds what TRL has no name for, `SoloGRPOConfig` is TRL's `GRPOConfig` plus the
+switches of our trainer, and `ModelConfig` is TRL's own. A key has one meaning, in the file and on
+the command line; the command line wins.
+"""
+
+import argparse
+import difflib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any, NoReturn, get_type_hints
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from transformers.integrations.integration_utils import get_reporting_integration_callbacks
+from trl import ModelConfig, TrlParser
+
+from rewards import check_is_list, name_of_spec
+from sologrpo.config.arguments import (
+    LOSS_TYPES,
+    ONE_GPU_DEFAULTS,
+    TRAINERS,
+    RunArguments,
+    SoloGRPOConfig,
+)
+from sologrpo.errors import InputError, first_line
+from sologrpo.files import ENVIRONMENT, RUN_CONFIG
+from sologrpo.prompts import PROMPT_FORMATS
+
+# Where a setting can come from, beside a config file.
+COMMAND_LINE, PROJECT = "command line", "SoloGRPO"
+
+# Numbers that mean something: from, to, and whether the ends count. TRL and PEFT check few of them,
+# and what they do with the others shows late or never.
+RANGES: dict[str, tuple[float, float, bool]] = {
+    **dict.fromkeys(
+        ("max_completion_length", "max_prompt_tokens", "max_train_examples", "train_token_budget",
+         "num_generations_eval", "per_device_eval_batch_size", "lora_r", "lora_alpha",
+         "save_total_limit"),
+        (1, inf, True),
+    ),
+    **dict.fromkeys(
+        ("learning_rate", "beta", "epsilon", "epsilon_high", "weight_decay", "max_grad_norm",
+         "warmup_steps", "advantage_eps", "num_validation_examples", "reward_timeout",
+         "max_nonfinite_steps", "max_resample_rounds", "seed"),
+        (0, inf, True),
+    ),
+    **dict.fromkeys(
+        ("temperature", "num_train_epochs", "logging_steps", "save_steps", "eval_steps"),
+        (0, inf, False),
+    ),
+    **dict.fromkeys(("top_p", "min_p", "adam_beta1", "adam_beta2", "lora_dropout"), (0, 1, True)),
+}  # fmt: skip
+# Keys whose values are checked where they are read, with better words than a type has.
+CHECKED_ELSEWHERE = ("rewards", "worked_examples", "env")
+
+# What people write who come from another trainer or an older TRL, and what to write here.
+RENAMED: dict[str, str] = {
+    # CS336 / Tinker scripts
+    "model_name": "model_name_or_path",
+    "base_url": "vllm_server_base_url, with vllm_mode: server; without vLLM nothing is remote",
+    "group_size": "num_generations",
+    "rollout_batch_size": "generation_batch_size (counts completions: questions x num_generations)",
+    "n_grpo_steps": "max_steps",
+    "cliprange": "epsilon",
+    "lora_rank": "lora_r",
+    "epochs_per_rollout_batch": "num_iterations",
+    "train_batch_size": "per_device_train_batch_size x gradient_accumulation_steps",
+    "micro_batch_size": "per_device_train_batch_size",
+    "sampling_temperature": "temperature",
+    "sampling_max_tokens": "max_completion_length",
+    "sampling_top_p": "top_p",
+    "max_tokens": "max_completion_length",
+    "use_std_normalization": "scale_rewards (group or none)",
+    "use_r1_zero_format": "prompt_format: r1_zero",
+    "save_every": "save_steps",
+    "eval_every": "eval_steps",
+    "log_path": "output_dir",
+    "wandb_project": "project, with report_to: wandb",
+    "wandb_name": "run_name, with report_to: wandb",
+    "lora_dim": "lora_r",
+    # Names that TRL, transformers or PEFT removed or call differently
+    "max_prompt_length": "max_prompt_tokens",
+    "evaluation_strategy": "eval_strategy",
+    "torch_dtype": "dtype",
+    "kl_coef": "beta",
+    "r": "lora_r",
+    "target_modules": "lora_target_modules",
+    "reward_funcs": "rewards",
+    "bnb_4bit_use_double_quant": "use_bnb_nested_quant",
+    "trainer_class": "trainer",
+}
+
+
+class _Parser(TrlParser):  # type: ignore[misc]
+    """`TrlParser` whose errors are one line instead of a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
+
+
+def parse_config(
+    argv: Sequence[str] | None = None,
+) -> tuple[RunArguments, SoloGRPOConfig, ModelConfig]:
+    """Parse `--config FILE` and `--key value` pairs.
+
+    Raises:
+        InputError: for an unreadable file, an unknown key, a value of the wrong type, or settings
+            that contradict each other. The message is one line with the mend.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    parser = _Parser((RunArguments, SoloGRPOConfig, ModelConfig), allow_abbrev=False)
+    parser.set_defaults_with_config(**ONE_GPU_DEFAULTS)
+    known = {action.dest for action in parser._actions} | {"config", "env"}
+    config_path = _config_path(args)
+    content = _read_yaml_mapping(config_path) if config_path else {}
+    given = [arg[2:].split("=")[0] for arg in args if arg.startswith("--")]
+    for key in (*content, *given):
+        _check_known(key, known)
+    _check_types(content, config_path)
+    try:
+        run_args, trainer_args, model_args = parser.parse_args_and_config(args)
+    except (
+        ValueError, TypeError, ArithmeticError, LookupError, AttributeError, OSError, ImportError,
+        argparse.ArgumentTypeError,
+    ) as error:  # fmt: skip
+        if isinstance(error, InputError):
+            raise
+        raise InputError(" ".join(str(error).split()) or type(error).__name__) from error
+    _check_ranges(run_args, trainer_args, model_args)
+    _check_choices(run_args, trainer_args)
+    _hide_token(trainer_args)
+    _resolve_rewards(run_args)
+    _cross_check(run_args, trainer_args, model_args)
+    return run_args, trainer_args, model_args
+
+
+def origins(argv: Sequence[str] | None = None) -> dict[str, str]:
+    """Where each setting comes from that is not a default of TRL's, by key.
+
+    The command line wins over the config file, and that over this project's defaults.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    path = _config_path(args)
+    found = dict.fromkeys(ONE_GPU_DEFAULTS, PROJECT)
+    if path is not None:
+        found |= dict.fromkeys(_read_yaml_mapping(path), str(path))
+    given = (arg[2:].partition("=")[0] for arg in args if arg.startswith("--"))
+    found |= dict.fromkeys((key.replace("-", "_") for key in given), COMMAND_LINE)
+    for name in ("config", "dry_run", "traceback"):
+        found.pop(name, None)
+    return found
+
+
+def _config_path(args: list[str]) -> Path | None:
+    for i, arg in enumerate(args):
+        if arg.startswith("--config="):  # TRL's parser knows only the form with a space
+            args[i : i + 1] = ["--config", arg.partition("=")[2]]
+    if "--config" not in args:
+        return None
+    index = args.index("--config") + 1
+    if index == len(args):
+        raise InputError("--config needs a file, for example --config configs/quickstart.yaml")
+    return Path(args[index])
+
+
+def _read_yaml_mapping(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        have = sorted(str(p) for p in Path("configs").glob("*.yaml"))
+        raise InputError(f"no config file {path}; there are: {', '.join(have) or 'none here'}")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} must hold key: value pairs")
+    return content
+
+
+def _check_known(key: str, known: set[str]) -> None:
+    name = key.replace("-", "_")
+    if name in known or name.removeprefix("no_") in known:  # --no_baseline is argparse's own form
+        return
+    if key in RENAMED:
+        raise InputError(f"unknown key {key!r}: here it is {RENAMED[key]}")
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "; see docs/configuration.md"
+    raise InputError(f"unknown key {key!r}{hint}")
+
+
+def _check_types(content: Mapping[str, Any], path: Path | None) -> None:
+    """Refuse what a key of the file cannot hold; argparse does that for the command line only."""
+    hints: dict[str, Any] = {}
+    for settings in (RunArguments, SoloGRPOConfig, ModelConfig):
+        hints |= get_type_hints(settings)
+    for key, value in content.items():
+        hint = hints.get(key.replace("-", "_"))
+        if hint is None or key in CHECKED_ELSEWHERE:
+            continue
+        check = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+        # A list of one may be written without brackets.
+        if not any(_is_valid(check, candidate) for candidate in (value, [value])):
+            name = getattr(hint, "__name__", None) if isinstance(hint, type) else None
+            raise InputError(f"{path}: {key}: {value!r} is not {name or hint}")
+
+
+def _is_valid(check: TypeAdapter[Any], value: Any) -> bool:
+    try:
+        check.validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+def _check_ranges(*settings: Any) -> None:
+    """Refuse numbers that mean nothing, which nobody else may notice."""
+    for name, (low, high, ends) in RANGES.items():
+        value = next(getattr(part, name) for part in settings if hasattr(part, name))
+        if value is None:
+            continue
+        inside = low <= value <= high if ends else low < value < high
+        if not inside or value == inf:
+            what = f"at least {low:g}" if ends else f"more than {low:g}"
+            what = what if high == inf else f"{low:g} to {high:g}"
+            raise InputError(f"{name} {value}: give {what}")
+
+
+def _hide_token(args: SoloGRPOConfig) -> None:
+    """Hand the Hub's token on in the environment alone.
+
+    Checkpoints hold the settings as they are, and W&B sends the command line.
+    """
+    token = args.hub_token
+    if token is None:
+        return
+    os.environ["HF_TOKEN"] = token
+    args.hub_token = None
+    for i, arg in reversed(list(enumerate(sys.argv))):
+        if arg.replace("-", "_").startswith("__hub_token"):
+            del sys.argv[i : i + (1 if "=" in arg else 2)]
+
+
+def _check_choices(run: RunArguments, args: SoloGRPOConfig) -> None:
+    """Names from the file; argparse checks those of the command line."""
+    for key, value, known in (
+        ("prompt_format", run.prompt_format, PROMPT_FORMATS),
+        ("trainer", run.trainer, TRAINERS),
+        ("loss_type", args.loss_type, LOSS_TYPES),
+    ):
+        if value not in known:
+            raise InputError(f"unknown {key} {value!r}: use one of {', '.join(known)}")
+    if run.rewards is not None and not run.rewards:
+        raise InputError("rewards is empty: name at least one; `python -m rewards` lists them")
+
+
+def _resolve_rewards(run: RunArguments) -> None:
+    if run.rewards is None:
+        run.rewards = list(PROMPT_FORMATS[run.prompt_format].rewards)
+    check_is_list(run.rewards)
+
+
+def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> None:
+    if not model.model_name_or_path:
+        raise InputError("no model: set model_name_or_path to a hub name or a local folder")
+    if not model.use_peft:
+        raise InputError("use_peft: false is not supported: SoloGRPO trains LoRA adapters")
+    if args.reward_weights is not None and len(args.reward_weights) != len(run.rewards):
+        raise InputError(
+            f"{len(args.reward_weights)} reward_weights for {len(run.rewards)} rewards; "
+            "give one weight a reward"
+        )
+    _check_outcome_reward(run, args)
+    _check_trackers(args)
+    _leave_out_of_stock(run, args)
+    if args.eval_strategy != "no" and run.num_validation_examples < 1:
+        raise InputError(
+            "eval_strategy is set but nothing is held out: set num_validation_examples, e.g. 100"
+        )
+
+
+def _check_trackers(args: SoloGRPOConfig) -> None:
+    """Ask transformers now; the trainer would ask when the model is loaded."""
+    try:
+        for callback in get_reporting_integration_callbacks(args.report_to):
+            callback()
+    except (ValueError, RuntimeError) as error:  # unknown; not installed
+        raise InputError(f"report_to: {first_line(error)}") from error
+
+
+def _leave_out_of_stock(run: RunArguments, args: SoloGRPOConfig) -> None:
+    """TRL's own validation gives no accuracy to choose the best adapter by."""
+    if run.trainer == "stock" and args.metric_for_best_model == "eval_accuracy":
+        args.metric_for_best_model, args.greater_is_better = None, None
+
+
+def _check_outcome_reward(run: RunArguments, args: SoloGRPOConfig) -> None:
+    if args.outcome_reward is None:
+        return
+    if run.trainer == "stock":
+        raise InputError("outcome_reward needs trainer: solo; TRL's own trainer has no gate")
+    names = [name_of_spec(spec) for spec in run.rewards]
+    if args.outcome_reward not in names:
+        raise InputError(
+            f"outcome_reward {args.outcome_reward!r} is not among the rewards: {', '.join(names)}"
+        )
+
+
+def load_run_config(directory: Path) -> dict[str, Any]:
+    """Read the resolved config that `train.py` wrote.
+
+    Raises:
+        InputError: if the directory holds no run.
+    """
+    path = directory / RUN_CONFIG
+    if not path.is_file():
+        raise InputError(f"{directory} is not a run directory: it has no {RUN_CONFIG}")
+    return _read_yaml_mapping(path)
+
+
+def recorded_dtype(directory: Path) -> str | None:
+    """Read the dtype that a run resolved to, or None if the run has not recorded it."""
+    path = directory / ENVIRONMENT
+    if not path.is_file():
+        return None
+    recorded: str | None = json.loads(path.read_text(encoding="utf-8")).get("dtype")
+    return recorded

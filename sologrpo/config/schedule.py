@@ -1,0 +1,75 @@
+"""How completions, prompts and optimizer steps hang together."""
+
+from math import ceil, gcd, lcm
+
+from sologrpo.config.arguments import SoloGRPOConfig
+from sologrpo.errors import InputError
+
+
+def batch_arithmetic(args: SoloGRPOConfig) -> str:
+    """Spell out how completions, prompts and optimizer steps hang together."""
+    updates = updates_of_a_batch(args)
+    return (
+        f"{prompts_of_a_batch(args)} prompts x {args.num_generations} completions = "
+        f"{args.generation_batch_size} a generation batch, {updates} optimizer "
+        f"step{'s' * (updates > 1)} of {completions_of_a_step(args)} on each; "
+        f"up to {args.max_completion_length} tokens a completion"
+    )
+
+
+def check_fills_a_batch(args: SoloGRPOConfig, n_prompts: int) -> None:
+    """Refuse data that TRL would drop as an incomplete batch, training on nothing.
+
+    Raises:
+        InputError: if the data does not fill one generation batch.
+    """
+    needed = prompts_of_a_batch(args)
+    if n_prompts < needed:
+        raise InputError(
+            f"{n_prompts} training rows do not fill a generation batch of {needed} prompts "
+            f"({args.generation_batch_size} completions / num_generations {args.num_generations}): "
+            f"give at least {needed} rows, or {_batch_that_fits(args, n_prompts)}"
+        )
+
+
+def _batch_that_fits(args: SoloGRPOConfig, n_prompts: int) -> str:
+    """The largest settings under which so many prompts fill a generation batch."""
+    completions, step = n_prompts * args.num_generations, completions_of_a_step(args)
+    whole = lcm(step, args.num_generations)
+    if whole <= completions:
+        return f"set generation_batch_size {completions // whole * whole}"
+    per_size = step // args.per_device_train_batch_size
+    unit = args.num_generations // gcd(args.num_generations, per_size)
+    size = completions // per_size // unit * unit
+    if not size:
+        return f"lower gradient_accumulation_steps {args.gradient_accumulation_steps}"
+    return f"set per_device_train_batch_size {size} and generation_batch_size {size * per_size}"
+
+
+def optimizer_steps(args: SoloGRPOConfig, n_prompts: int) -> int:
+    """Optimizer steps of the run: `max_steps`, or what the epochs give.
+
+    An epoch is whole generation batches; the prompts that do not fill the last one are left out.
+    """
+    if args.max_steps > 0:
+        return int(args.max_steps)
+    steps_of_an_epoch = n_prompts // prompts_of_a_batch(args) * updates_of_a_batch(args)
+    steps: int = ceil(args.num_train_epochs * steps_of_an_epoch)
+    return steps
+
+
+def prompts_of_a_batch(args: SoloGRPOConfig) -> int:
+    """Prompts of a generation batch."""
+    return int(args.generation_batch_size // args.num_generations)
+
+
+def completions_of_a_step(args: SoloGRPOConfig) -> int:
+    """Completions of an optimizer step, in all processes."""
+    return int(
+        args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    )
+
+
+def updates_of_a_batch(args: SoloGRPOConfig) -> int:
+    """Optimizer steps on each generation batch."""
+    return int(args.generation_batch_size // completions_of_a_step(args) * args.num_iterations)

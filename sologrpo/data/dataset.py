@@ -1,0 +1,301 @@
+"""Data: a hub name, folder or file becomes rows of `prompt`, `answer` and the row's own columns."""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from datasets import Dataset, load_dataset
+from datasets.exceptions import DatasetNotFoundError
+from transformers import PreTrainedTokenizerBase
+
+from rewards.grading import parse_gold
+from sologrpo.config.arguments import RunArguments
+from sologrpo.errors import InputError, first_line
+from sologrpo.prompts import PROMPT_FORMATS, Prompt, PromptFormat, load_worked_examples
+
+logger = logging.getLogger(__name__)
+
+FILE_TYPES = (".jsonl", ".json", ".parquet")
+HUB_CONFIGS = {"openai/gsm8k": "main"}  # this data set has no default configuration
+
+
+def load_rows(name: str, split: str, config: str | None = None) -> Dataset:
+    """Load the rows of one split, in GSM8K's schema.
+
+    Args:
+        name: name on the hub, a local folder with a JSONL or Parquet file (or Parquet shards, as on
+            the hub) a split, or one such file.
+        split: name of the split; ignored for a single file.
+        config: configuration on the hub.
+
+    Returns:
+        Dataset with at least `question` and `answer`.
+
+    Raises:
+        InputError: if nothing is found, or a row has no gold answer after `####`.
+    """
+    path = Path(name).expanduser()
+    rows = _load_local(path, split) if path.exists() else _load_from_hub(name, split, config)
+    _check_schema(rows, name, split)
+    return rows
+
+
+def _load_local(path: Path, split: str) -> Dataset:
+    files = [path] if path.is_file() else _files_of_split(path, split)
+    suffix = files[0].suffix
+    if suffix not in FILE_TYPES:
+        raise InputError(f"{path}: expected one of {', '.join(FILE_TYPES)}")
+    try:
+        if suffix != ".parquet":
+            return _from_rows([row for file in files for row in _read_json(file)])
+        data_files = [str(file) for file in files]
+        return load_dataset("parquet", data_files=data_files, split="train")
+    except InputError:
+        raise
+    except Exception as error:  # datasets wraps every reader's own exceptions in several layers
+        raise InputError(f"cannot read {files[0]}: {first_line(error)}") from error
+
+
+def _read_json(file: Path) -> list[dict[str, Any]]:
+    """Rows of a file with an object a line, or of one with a list of objects.
+
+    Not by `load_dataset("json")`: pyarrow 26.0 crashes the process at a line that is `null`.
+    """
+    text = file.read_text(encoding="utf-8")
+    if text.lstrip().startswith("["):
+        numbered = list(enumerate(json.loads(text), start=1))
+    else:
+        numbered = []
+        # Not `splitlines`, which also breaks at characters that JSON may hold as they are.
+        for number, line in enumerate(text.split("\n"), start=1):
+            try:
+                numbered += [(number, json.loads(line))] if line.strip() else []
+            except ValueError as error:
+                raise InputError(f"cannot read {file}, line {number}: {error}") from error
+    for number, row in numbered:
+        if not isinstance(row, dict):
+            raise InputError(
+                f'cannot read {file}, line {number}: write {{"question": …, "answer": …}}, not '
+                f"{json.dumps(row)[:40]}"
+            )
+    return [row for _, row in numbered]
+
+
+def _from_rows(rows: list[dict[str, Any]]) -> Dataset:
+    names = dict.fromkeys(name for row in rows for name in row)  # of all rows, in order
+    return Dataset.from_dict({name: [row.get(name) for row in rows] for name in names})
+
+
+def _files_of_split(folder: Path, split: str) -> list[Path]:
+    for suffix in FILE_TYPES:
+        for pattern in (f"{split}{suffix}", f"{split}-*{suffix}"):
+            if files := sorted(folder.glob(pattern)):
+                return files
+    raise InputError(f"{folder} has no {split}.jsonl or {split}.parquet")
+
+
+def _load_from_hub(name: str, split: str, config: str | None) -> Dataset:
+    try:
+        return load_dataset(name, config or HUB_CONFIGS.get(name), split=split)
+    except (DatasetNotFoundError, ConnectionError, OSError, ValueError) as error:
+        raise InputError(
+            f"cannot load dataset {name!r} (split {split!r}): no such local path, and the hub "
+            f"says: {first_line(error)}; a folder with {split}.jsonl works without a hub: "
+            "--dataset_name path/to/folder"
+        ) from error
+
+
+def _check_schema(rows: Dataset, name: str, split: str) -> None:
+    if not len(rows):
+        raise InputError(f"{name} ({split}) holds no rows")
+    missing = [column for column in ("question", "answer") if column not in rows.column_names]
+    if missing:
+        raise InputError(
+            f"{name} ({split}) has no column {' and no '.join(missing)}; "
+            f"it has {', '.join(rows.column_names)}"
+        )
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row["question"], str):
+            raise InputError(f"{name} ({split}), row {number}: question is no text")
+        try:
+            parse_gold(row["answer"])
+        except (ValueError, TypeError, AttributeError) as error:
+            raise InputError(f"{name} ({split}), row {number}: {first_line(error)}") from error
+
+
+def build_prompts(
+    rows: Dataset, run: RunArguments, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Dataset:
+    """Add the columns `prompt` and `prompt_format`; the others stay, for the rewards.
+
+    A prompt is a list of chat messages, or a string where the format asks in plain text.
+
+    Args:
+        rows: rows with `question` and `answer`.
+        run: names the format, and what replaces its system prompt and worked examples.
+        tokenizer: its chat template decides for a format that can be asked either way; without a
+            tokenizer that is chat.
+
+    Raises:
+        InputError: if the format needs a chat template and the tokenizer has none.
+    """
+    prompt_format = PROMPT_FORMATS[run.prompt_format]
+    chat = _asks_in_chat(prompt_format, tokenizer)
+    build = prompt_format.messages if chat else prompt_format.text
+    spec = run.worked_examples  # an empty list asks for no example, not for the format's own
+    examples = None if spec is None else load_worked_examples(spec)
+
+    def add_prompt(row: dict[str, Any]) -> dict[str, Any]:
+        prompt = build(row["question"], examples, run.system_prompt)
+        return {"prompt": prompt, "prompt_format": prompt_format.name}
+
+    return rows.map(add_prompt)
+
+
+def stop_strings(dataset: Dataset) -> list[str]:
+    """Strings that end a completion of these prompts, beside the end-of-text token.
+
+    None for chat, where the model ends its turn, nor for prompts that `build_prompts` did not make.
+    """
+    if "prompt_format" not in dataset.column_names or not isinstance(dataset[0]["prompt"], str):
+        return []
+    plain_text = PROMPT_FORMATS[dataset[0]["prompt_format"]].plain_text
+    return list(plain_text.stop_strings) if plain_text else []
+
+
+def _asks_in_chat(prompt_format: PromptFormat, tokenizer: PreTrainedTokenizerBase | None) -> bool:
+    if not prompt_format.chat:
+        return False
+    if tokenizer is None or tokenizer.chat_template is not None:
+        return True
+    if prompt_format.plain_text is None:
+        raise _no_chat_template(tokenizer)
+    return False
+
+
+def _no_chat_template(tokenizer: PreTrainedTokenizerBase) -> InputError:
+    plain = " or ".join(f.name for f in PROMPT_FORMATS.values() if f.plain_text is not None)
+    return InputError(
+        f"{tokenizer.name_or_path} has no chat template: use prompt_format {plain}, or the "
+        "instruct version of the model"
+    )
+
+
+def load_train_and_validation(
+    run: RunArguments, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> tuple[Dataset, Dataset | None]:
+    """Load the training rows and the seeded slice that is held out of them for validation."""
+    rows = load_rows(run.dataset_name, run.dataset_train_split, run.dataset_config)
+    train = _within_limit(build_prompts(rows, run, tokenizer), tokenizer, run.max_prompt_tokens)
+    train = train.shuffle(seed=seed)
+    validation = None
+    if run.num_validation_examples:
+        if run.num_validation_examples >= len(train):
+            raise InputError(
+                f"num_validation_examples {run.num_validation_examples} leaves nothing of the "
+                f"{len(train)} training rows"
+            )
+        validation = train.select(range(run.num_validation_examples))
+        train = train.select(range(run.num_validation_examples, len(train)))
+    if run.max_train_examples is not None:
+        _check_at_least_one("max_train_examples", run.max_train_examples)
+        train = train.select(range(min(run.max_train_examples, len(train))))
+    return train, validation
+
+
+def _check_at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise InputError(f"{name} {value} leaves no rows: give 1 or more, or leave it out")
+
+
+def load_test_prompts(
+    run: RunArguments,
+    limit: int | None = None,
+    seed: int = 0,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Dataset:
+    """Load the test split with its prompts; `limit` takes a seeded choice of the rows."""
+    if limit is not None:
+        _check_at_least_one("limit", limit)
+    rows = load_rows(run.dataset_name, run.dataset_test_split, run.dataset_config)
+    if limit is not None and limit < len(rows):
+        rows = rows.shuffle(seed=seed).select(range(limit))
+    return build_prompts(rows, run, tokenizer)
+
+
+def _within_limit(
+    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, limit: int | None
+) -> Dataset:
+    if limit is None:
+        return dataset
+    lengths = prompt_lengths(dataset, tokenizer)
+    kept = [i for i, length in enumerate(lengths) if length <= limit]
+    if not kept:
+        raise InputError(f"all prompts are longer than max_prompt_tokens {limit}: raise the limit")
+    if len(kept) < len(dataset):
+        logger.warning(
+            "left out %d of %d rows: prompt longer than max_prompt_tokens %d (longest: %d)",
+            len(dataset) - len(kept), len(dataset), limit, max(lengths),
+        )  # fmt: skip
+    return dataset.select(kept)
+
+
+def prompt_token_ids(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
+) -> list[list[int]]:
+    """The token ids of every prompt, exactly as TRL makes them in training.
+
+    A chat template writes its special tokens itself; before plain text the tokenizer puts its own,
+    such as Llama's `<|begin_of_text|>`.
+
+    Args:
+        prompts: all chat messages, or all plain text.
+        tokenizer: the model's.
+
+    Raises:
+        InputError: if chat messages meet a tokenizer without chat template, or if the tokenizer
+            ends plain text as if it were finished.
+    """
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if not texts:
+        rendered = [render_prompt(prompt, tokenizer) for prompt in prompts]
+        chat_ids: list[list[int]] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        return chat_ids
+    # grpo_trainer.py:1758 of TRL 1.16: `self.processing_class(text=prompts)["input_ids"]`
+    text_ids: list[list[int]] = tokenizer(texts)["input_ids"]
+    if text_ids[0][-1] == tokenizer.eos_token_id:
+        raise InputError(
+            f"{tokenizer.name_or_path} ends every text with {tokenizer.eos_token}, also a prompt: "
+            "set add_eos_token to false in its tokenizer_config.json"
+        )
+    return text_ids
+
+
+def render_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Write out one prompt as the model will see it, special tokens included.
+
+    Raises:
+        InputError: if the prompt is chat messages and the tokenizer has no chat template.
+    """
+    if isinstance(prompt, str):
+        opening: str = tokenizer.decode(tokenizer("")["input_ids"])
+        return opening + prompt
+    if tokenizer.chat_template is None:
+        raise _no_chat_template(tokenizer)
+    text: str = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    return text
+
+
+def prompt_lengths(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Count the tokens of every prompt."""
+    return [len(ids) for ids in prompt_token_ids(dataset["prompt"], tokenizer)]
+
+
+def describe_lengths(lengths: Sequence[int]) -> str:
+    """Summarise token counts in one line: mean, 95th percentile, maximum."""
+    ordered = sorted(lengths)
+    p95 = ordered[int(0.95 * (len(ordered) - 1))]
+    return f"mean {mean(ordered):.0f}, p95 {p95}, max {ordered[-1]} tokens"

@@ -1,0 +1,14 @@
+"""The model: loading, NF4, dtype, memory, merging an adapter."""
+
+from sologrpo.model.loading import load_base_model, load_tokenizer, pick_dtype
+from sologrpo.model.memory import TokenBudget
+from sologrpo.model.merging import merge_adapter, save_merged
+
+__all__ = [
+    "TokenBudget",
+    "load_base_model",
+    "load_tokenizer",
+    "merge_adapter",
+    "pick_dtype",
+    "save_merged",
+]

@@ -1,0 +1,185 @@
+"""Model: tokenizer, 4-bit policy, LoRA adapter, device and dtype."""
+
+import copy
+import logging
+
+import bitsandbytes as bnb
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from trl import ModelConfig, get_quantization_config
+
+from sologrpo.device import describe_device, fast_dtype, one_device
+from sologrpo.errors import BROKEN_FILE, InputError, first_line
+from sologrpo.model.memory import is_out_of_memory
+
+logger = logging.getLogger(__name__)
+
+
+def pick_dtype(requested: str | None = "auto") -> torch.dtype:
+    """Choose the dtype of the frozen weights and of the 4-bit computation.
+
+    Raises:
+        InputError: if torch has no such dtype.
+    """
+    if requested in (None, "auto"):
+        return fast_dtype()
+    dtype = getattr(torch, str(requested), None)
+    if not isinstance(dtype, torch.dtype):
+        raise InputError(f"unknown dtype {requested!r}: use auto, bfloat16, float16 or float32")
+    return dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name a dtype as configs do: `float32`, not `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """Load the tokenizer, padding on the left, with a pad token that does not end a text.
+
+    Raises:
+        InputError: if there is no such model.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            name_or_path, trust_remote_code=trust_remote_code, padding_side="left"
+        )
+    except BROKEN_FILE as error:
+        raise cannot_load(name_or_path, error) from error
+    if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
+        tokenizer.pad_token = _spare_token(tokenizer)
+    return tokenizer
+
+
+# Reserved tokens that model families ship and never use in a text. Taking one of them as padding
+# keeps the end-of-text token meaningful and needs no new row in the embedding.
+_RESERVED_PAD_TOKENS = (
+    "<|finetune_right_pad_id|>",  # Llama 3.1 and later
+    "<|endoftext|>",  # Qwen, SmolLM2, where it is not the end of a chat turn
+    "<|reserved_special_token_0|>",  # Llama 3
+    "<pad>",
+)
+
+
+def _spare_token(tokenizer: PreTrainedTokenizerBase) -> str:
+    vocabulary = tokenizer.get_vocab()
+    for token in (*_RESERVED_PAD_TOKENS, tokenizer.unk_token):
+        if token in vocabulary and token != tokenizer.eos_token:
+            return str(token)
+    return str(tokenizer.eos_token)
+
+
+def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Load the frozen weights, in 4-bit NF4 if `load_in_4bit`.
+
+    Args:
+        model_args: which model, and how.
+        trust_remote_code: run code of its repository, and read weights that are pickled.
+
+    Raises:
+        InputError: if there is no such model, it has no safetensors and is not trusted, or it does
+            not fit into the device's memory.
+    """
+    dtype = pick_dtype(model_args.dtype)
+    # TRL passes `dtype` on as the 4-bit compute dtype, which must be a real dtype, not "auto". A
+    # copy: `config.yaml` records what the user asked for, and `--resume` compares it.
+    resolved = copy.copy(model_args)
+    resolved.dtype = dtype_name(dtype)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            model_args.model_name_or_path,
+            revision=model_args.model_revision,
+            dtype=dtype,
+            attn_implementation=model_args.attn_implementation,
+            quantization_config=get_quantization_config(resolved),
+            device_map={"": one_device()},
+            trust_remote_code=trust_remote_code,
+            use_safetensors=None if trust_remote_code else True,
+        )
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InputError(
+            f"{model_args.model_name_or_path} does not fit into memory ({describe_device()}): "
+            "use load_in_4bit: true or a smaller model"
+        ) from error
+    except BROKEN_FILE as error:
+        raise cannot_load(str(model_args.model_name_or_path), error) from error
+    keep_nf4_trainable(model)
+    keep_one_input_hook(model)
+    return model
+
+
+def cannot_load(name_or_path: str, error: BaseException) -> InputError:
+    """The one line for a model that is not there."""
+    return InputError(
+        f"cannot load model {name_or_path!r}: {first_line(error)} A local folder works without a "
+        "hub, e.g. models/SmolLM2-135M-Instruct, which `make model` fetches"
+    )
+
+
+def keep_nf4_trainable(model: torch.nn.Module) -> None:
+    """Keep bitsandbytes from repacking NF4 weights for CPU inference.
+
+    On CPUs with AVX512-BF16, the first forward in eval mode (bitsandbytes 0.50,
+    `Linear4bit.forward`) repacks the weights in place for a kernel that has no backward, and
+    nothing unpacks them: gradients and a later merge come out wrong. A rollout or a validation
+    before the first training step is enough. This turns that kernel off; other devices are not
+    affected.
+    """
+    for module in model.modules():
+        if isinstance(module, bnb.nn.Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+
+
+def keep_one_input_hook(model: PreTrainedModel) -> None:
+    """Keep the hooks on the embedding from piling up while a run goes on.
+
+    TRL 1.16 turns gradient checkpointing off and on again around each sampling and each scoring
+    (models/utils.py:154 and 397-414), and `enable_input_require_grads` (transformers 5.23,
+    modeling_utils.py:2137) registers a new hook each time and forgets the one before. Two more
+    hooks a step then run at every forward: after a thousand steps a token of the tiny model takes
+    twice as long.
+    """
+    enable = model.enable_input_require_grads
+
+    def enable_once() -> None:
+        model.disable_input_require_grads()
+        enable()
+
+    model.enable_input_require_grads = enable_once
+
+
+def keep_trainable_in_fp32(model: torch.nn.Module) -> None:
+    """Cast the trainable parameters to fp32.
+
+    TRL 1.16 (grpo_trainer.py:537-541) casts the adapter of a quantised model to bf16, and the
+    optimizer then steps on bf16 weights: an update below 1/256 of a weight is rounded away, so at
+    a learning rate of 1e-6 about 1 % of the elements move. fp32 costs 4 bytes a parameter, some
+    80 MB for rank 8 on an 8B model.
+    """
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def count_parameters(model: torch.nn.Module) -> tuple[int, int]:
+    """Count (trainable, all) parameters; a 4-bit weight counts as the weights that it stores."""
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    total = sum(
+        p.numel() * (2 * p.element_size() if isinstance(p, bnb.nn.Params4bit) else 1)
+        for p in model.parameters()
+    )
+    return trainable, total
+
+
+def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Token ids that end a completion: the tokenizer's, and the model's where it lists more."""
+    listed = model.generation_config.eos_token_id
+    ids = set(listed if isinstance(listed, list) else [listed]) | {tokenizer.eos_token_id}
+    return {int(token) for token in ids if token is not None}

@@ -1,0 +1,234 @@
+"""Look at this machine before a run: `make doctor`, or `python -m sologrpo.plan.doctor`.
+
+One line for each thing that a run needs or can use: `ok`, `warning` (a run works, but not as well,
+or not every recipe) or `error` (it will not work), and then how to mend it. Exits with 1 if there
+is an error. Nothing is changed, and no token is shown.
+"""
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import psutil
+from packaging.requirements import Requirement
+from rich.console import Console
+
+from sologrpo.console import print_line, quiet_libraries
+
+Status = Literal["ok", "warning", "error"]
+
+MIN_PYTHON = (3, 11)
+# What the quickstart needs: its model and two copies of it, two checkpoints, the report.
+MIN_FREE_MEMORY = 8 * 2**30
+MIN_FREE_DISK = 5 * 2**30
+# A 4-bit 8B model in training, docs/configuration.md; below it only smaller models fit.
+COMFORTABLE_GPU = 15 * 2**30
+TESTED = "trl"  # whose private methods are overridden: its range of versions is closed
+COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found, and what to do about it."""
+
+    status: Status
+    text: str
+    mend: str = ""
+
+
+def check_python() -> Finding:
+    """The interpreter, and whether it is one of its own environment."""
+    text = f"{platform.python_version()}, {sys.prefix}"
+    if sys.version_info < MIN_PYTHON:
+        wanted = ".".join(map(str, MIN_PYTHON))
+        return Finding("error", text, f"make setup PYTHON=python{wanted}, or any newer one")
+    return Finding("ok", text)
+
+
+def check_packages() -> Finding:
+    """The installed versions against those that `pyproject.toml` asks for."""
+    wrong = []
+    for requirement in map(Requirement, metadata.requires("sologrpo") or []):
+        if requirement.marker is not None:  # of an extra
+            continue
+        try:
+            installed = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{requirement.name} is missing")
+            continue
+        if installed not in requirement.specifier:
+            wrong.append(f"{requirement.name} {installed} is not {requirement.specifier}")
+    if wrong:
+        return Finding("error", "; ".join(wrong), "make clean setup")
+    return Finding("ok", f"{TESTED} {metadata.version(TESTED)}, as tested; the others as required")
+
+
+def check_torch() -> Finding:
+    """PyTorch and the device that it sees."""
+    import torch
+
+    from sologrpo.device import describe_device, fast_dtype
+
+    dtype = str(fast_dtype()).removeprefix("torch.")
+    text = f"{torch.__version__} on {describe_device()}, {dtype}"
+    if not torch.cuda.is_available():
+        if shutil.which("nvidia-smi") is not None:
+            return Finding(
+                "error", f"{text}, though there is an NVIDIA driver",
+                "install a CUDA build of torch that fits the driver: https://pytorch.org",
+            )  # fmt: skip
+        return Finding("warning", text, "the quickstart runs here; larger models want a GPU")
+    total = torch.cuda.get_device_properties(0).total_memory
+    free, _ = torch.cuda.mem_get_info(0)
+    text += f", {_gib(free)} free"
+    if free < 0.9 * total:
+        return Finding("warning", text, "something else holds GPU memory: nvidia-smi names it")
+    if total < COMFORTABLE_GPU:
+        return Finding("warning", text, "take a model of 3B or less, in 4 bits")
+    return Finding("ok", text)
+
+
+def check_bitsandbytes() -> Finding:
+    """A matrix product with NF4 weights on this device, beside the one with whole numbers."""
+    import torch
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    weight, x = torch.randn(64, 64), torch.randn(4, 64, device=device)
+    layer = Linear4bit(64, 64, bias=False, compute_dtype=torch.float32, quant_type="nf4")
+    layer.weight = Params4bit(weight.clone(), requires_grad=False, quant_type="nf4")
+    expected = x @ weight.to(device).T
+    error = float((layer.to(device)(x) - expected).norm() / expected.norm())
+    text = f"{metadata.version('bitsandbytes')}, NF4 product on {device} {error:.0%} off"
+    if error > 0.2:  # rounding normal weights to four bits costs about a tenth
+        return Finding("error", text, "load_in_4bit: false, or another bitsandbytes")
+    return Finding("ok", text)
+
+
+def check_memory() -> Finding:
+    """Main memory."""
+    memory = psutil.virtual_memory()
+    text = f"{_gib(memory.available)} of {_gib(memory.total)} free"
+    if memory.available < MIN_FREE_MEMORY:
+        return Finding(
+            "warning", text, f"the quickstart wants {_gib(MIN_FREE_MEMORY)}: close something"
+        )
+    return Finding("ok", text)
+
+
+def check_disk(folder: Path) -> Finding:
+    """The disk under the folder in which runs are made."""
+    free = shutil.disk_usage(folder).free
+    text = f"{_gib(free)} free under {folder}"
+    if free < MIN_FREE_DISK:
+        return Finding("warning", text, "free some, or choose another disk with --output_dir")
+    if not os.access(folder, os.W_OK):
+        return Finding("error", f"{folder} cannot be written to", "start from another folder")
+    return Finding("ok", text)
+
+
+def check_hub() -> Finding:
+    """Whether there is a Hub token, and whom it belongs to."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if huggingface_hub.get_token() is None:
+        return Finding("ok", "no token; needed for gated models and to push: hf auth login")
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return Finding("ok", "a token is there; HF_HUB_OFFLINE is set, not asked whose")
+    try:
+        name = huggingface_hub.whoami()["name"]
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        return Finding("error", f"the Hub refuses the token ({status})", "hf auth login")
+    except Exception as error:
+        reason = type(error).__name__
+        return Finding("warning", f"the Hub cannot be reached ({reason})", "train from local files")
+    return Finding("ok", f"logged in as {name}")
+
+
+def check_wandb() -> Finding:
+    """Whether W&B has a key; nothing is sent."""
+    import wandb
+
+    if os.environ.get("WANDB_MODE") in ("offline", "disabled"):
+        return Finding("ok", f"WANDB_MODE is {os.environ['WANDB_MODE']}")
+    if wandb.login(prompt=False):
+        return Finding("ok", "a key is there")
+    return Finding("ok", "no key; needed for report_to: wandb only: wandb login")
+
+
+def check_vllm() -> Finding:
+    """Whether vLLM is there, in a version that TRL works with."""
+    import warnings
+
+    from trl.import_utils import is_vllm_available
+
+    if find_spec("vllm") is None:
+        return Finding("ok", "not installed; only use_vllm and --engine vllm want it")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        is_vllm_available()
+    text = metadata.version("vllm")
+    if caught:
+        return Finding("warning", f"{text}: {caught[0].message}", "pip install 'sologrpo[vllm]'")
+    return Finding("ok", text)
+
+
+CHECKS: dict[str, Callable[[], Finding]] = {
+    "python": check_python,
+    "packages": check_packages,
+    "torch": check_torch,
+    "bitsandbytes": check_bitsandbytes,
+    "memory": check_memory,
+    "disk": lambda: check_disk(Path.cwd()),
+    "hub": check_hub,
+    "wandb": check_wandb,
+    "vllm": check_vllm,
+}
+
+
+def examine(check: Callable[[], Finding]) -> Finding:
+    """What a check found; one that breaks off is an error too, and hides no other."""
+    try:
+        return check()
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return Finding("error", f"{type(error).__name__}: {reason}"[:300], "make clean setup")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print what each check finds; 1 if one of them is an error."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.parse_args(argv)
+    quiet_libraries()
+    console = Console()
+    statuses = []
+    for name, check in CHECKS.items():
+        found = examine(check)
+        statuses.append(found.status)
+        colour = COLOURS[found.status]
+        console.print(f"{name:<13}[{colour}]{found.status:<8}[/]", end="", highlight=False)
+        print_line(console, found.text)
+        if found.mend:
+            print_line(console, f"{'':21}-> {found.mend}")
+    return int("error" in statuses)
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

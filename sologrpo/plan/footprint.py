@@ -1,0 +1,182 @@
+"""How large a run is, computed from the model's config alone: nothing is loaded."""
+
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from accelerate import init_empty_weights
+from peft import PeftModel, get_peft_model
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from trl import ModelConfig, get_peft_config
+
+from sologrpo.config.arguments import SoloGRPOConfig
+from sologrpo.errors import BROKEN_FILE
+from sologrpo.model.loading import cannot_load, pick_dtype
+from sologrpo.sampling.engines import bytes_of_row
+from sologrpo.sampling.loop import merged_bytes
+
+# NF4 (bitsandbytes): half a byte a weight, an fp32 scale for every 64 weights; with double
+# quantisation that scale is one byte, and an fp32 one for every 256 of those.
+NF4_BLOCK, NF4_NESTED_BLOCK = 64, 256
+FP32 = 4
+ADAM_MOMENTS = 2
+TOKENIZER_BYTES = 12 * 2**20  # of a checkpoint; Llama 3's, others are smaller
+# Tokens for which activations are counted: so few that attention scores, which the kernels that
+# run do not keep, weigh nothing beside the rest.
+PROBE_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Sizes of the policy.
+
+    Attributes:
+        total: parameters of the base model.
+        trainable: parameters of the adapter.
+        weights_bytes: frozen weights on the device.
+        adapter_bytes: adapter, its gradient and Adam's two moments, all in fp32.
+        checkpoint_bytes: one `checkpoint-N/`.
+        merged_bytes: a copy of the weights with the adapter merged in, for sampling.
+        sampled_token_bytes: keys and values of a token, while completions are sampled.
+        trained_token_bytes: activations of a token that all layers keep for the backward pass.
+        layer_token_bytes: those of one layer alone.
+        checkpointed_token_bytes: what gradient checkpointing keeps of a token: each layer's input.
+        layers: decoder layers.
+        hidden_size: width of the model.
+        number_bytes: of a number in the dtype that is computed in.
+        vocabulary: entries of the LM head.
+        context: tokens that the model was made for; None if its config does not say.
+    """
+
+    total: int
+    trainable: int
+    weights_bytes: int
+    adapter_bytes: int
+    checkpoint_bytes: int
+    merged_bytes: int
+    sampled_token_bytes: int
+    trained_token_bytes: int
+    layer_token_bytes: int
+    checkpointed_token_bytes: int
+    layers: int
+    hidden_size: int
+    number_bytes: int
+    vocabulary: int
+    context: int | None
+
+
+def footprint(model_args: ModelConfig, trust_remote_code: bool = False) -> Footprint:
+    """Count a model that is built without its weights.
+
+    Raises:
+        InputError: if there is no config of such a model.
+    """
+    dtype = pick_dtype(model_args.dtype)
+    model = _without_weights(model_args, dtype, trust_remote_code)
+    config = model.config.get_text_config()
+    total = sum(p.numel() for p in model.parameters())
+    quantised = _quantised(model) if model_args.load_in_4bit else 0
+    nested = bool(model_args.use_bnb_nested_quant)
+    weights = quantised * _nf4_bytes(nested) + (total - quantised) * dtype.itemsize
+
+    peft_config = get_peft_config(model_args)
+    policy = model
+    if peft_config is not None:
+        with init_empty_weights(include_buffers=True):
+            policy = get_peft_model(model, peft_config, autocast_adapter_dtype=False).to(dtype)
+    trainable = sum(p.numel() for p in policy.parameters() if p.requires_grad)
+    activations = _activation_bytes(policy)
+    # The rest is the embedding's output and the last norm; little, and counted with the layers.
+    layer = activations // (PROBE_TOKENS * config.num_hidden_layers)
+    return Footprint(
+        total=total,
+        trainable=trainable,
+        weights_bytes=math.ceil(weights),
+        adapter_bytes=trainable * FP32 * (2 + ADAM_MOMENTS),
+        checkpoint_bytes=trainable * FP32 * (1 + ADAM_MOMENTS) + TOKENIZER_BYTES,
+        merged_bytes=merged_bytes(policy),
+        sampled_token_bytes=bytes_of_row(policy, 1) - bytes_of_row(policy, 0),
+        trained_token_bytes=activations // PROBE_TOKENS,
+        layer_token_bytes=layer,
+        checkpointed_token_bytes=config.num_hidden_layers * config.hidden_size * dtype.itemsize,
+        layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        number_bytes=dtype.itemsize,
+        vocabulary=config.vocab_size,
+        context=getattr(config, "max_position_embeddings", None),
+    )
+
+
+def _without_weights(
+    model_args: ModelConfig, dtype: torch.dtype, trust_remote_code: bool
+) -> PreTrainedModel:
+    name = model_args.model_name_or_path
+    try:
+        config = AutoConfig.from_pretrained(
+            name, revision=model_args.model_revision, trust_remote_code=trust_remote_code
+        )
+    except BROKEN_FILE as error:
+        raise cannot_load(str(name), error) from error
+    with init_empty_weights(include_buffers=True):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=trust_remote_code
+        )
+    model.tie_weights()
+    return model
+
+
+def _activation_bytes(policy: PreTrainedModel | PeftModel) -> int:
+    """What the layers keep of `PROBE_TOKENS` for the backward pass; nothing is computed."""
+    weights = {p.untyped_storage()._cdata for p in policy.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage
+        return tensor
+
+    ids = torch.zeros(1, PROBE_TOKENS, dtype=torch.long, device="meta")
+    mask = torch.ones(1, 1, PROBE_TOKENS, PROBE_TOKENS, dtype=torch.bool, device="meta")
+    base = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        base.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def _quantised(model: torch.nn.Module) -> int:
+    """Weights that bitsandbytes quantises: those of linear layers, but for the LM head."""
+    kept = BitsAndBytesConfig(load_in_4bit=True).llm_int8_skip_modules or ["lm_head"]
+    return sum(
+        module.weight.numel()
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and name.rpartition(".")[2] not in kept
+    )
+
+
+def _nf4_bytes(nested: bool) -> float:
+    scale = 1 + FP32 / NF4_NESTED_BLOCK if nested else FP32
+    return 0.5 + scale / NF4_BLOCK
+
+
+def disk_bytes(args: SoloGRPOConfig, size: Footprint, steps: int) -> int:
+    """What the run writes at most at one time: its checkpoints, and the adapter."""
+    if args.save_strategy == "no":
+        saved = 0
+    else:
+        every = args.save_steps if args.save_strategy == "steps" else steps
+        saved = max(1, math.ceil(steps / every))
+    # The newest is written before the oldest is removed; the best one may be kept beside them.
+    limit = args.save_total_limit
+    kept = saved if limit is None else min(saved, limit + 1 + args.load_best_model_at_end)
+    return kept * size.checkpoint_bytes + size.trainable * FP32
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """Free space of the disk that a folder is or will be on."""
+    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents)
+                    if parent.exists())  # fmt: skip
+    return shutil.disk_usage(existing).free

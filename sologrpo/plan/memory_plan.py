@@ -1,0 +1,145 @@
+"""Memory that a run will need, by part, and what to change where it is more than there is.
+
+Computed from the model's config and the run's settings; docs/memory.md sets it beside measurements.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE
+from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
+
+from sologrpo.config.arguments import SoloGRPOConfig
+from sologrpo.plan.footprint import FP32, Footprint
+from sologrpo.sampling.engines import FREE_SHARE, LOGIT_BYTES
+from sologrpo.training.packing import SharedPrompts, pack_by_tokens, padded_tokens
+
+# trl/kernels/chunked_logprob.py:254-298 (1.16): the LM head's logits are never whole, and a tile is
+# computed in place by a Triton kernel. Without Triton the backward pass holds seven copies of it
+# in fp32 (logits twice, log-probs, probabilities, the gradient, and two on the way to it) and a
+# mask of one byte.
+COPIES_OF_TILE = 7 + 1 / FP32
+
+# A process on a CPU takes up to so many times its tensors (docs/memory.md): glibc is told to keep
+# what is freed, and the holes in it count.
+CPU_PROCESS = 2.5
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of the parts. Sampling and training follow each other, and only one is held at a time.
+
+    Attributes:
+        weights: frozen weights.
+        adapter: adapter, gradient and optimizer.
+        merged: copy of the weights for sampling; left out by itself where it does not fit.
+        cache: keys, values and logits of all completions of a generation batch; sampled in several
+            batches where it does not fit.
+        trained_tokens: tokens of the largest forward-backward pass.
+        activations: what the layers keep of them for the backward pass.
+        layer: what the backward pass of one layer adds.
+        logits: what the backward pass of the LM head adds; it comes before those of the layers.
+    """
+
+    weights: int
+    adapter: int
+    merged: int
+    cache: int
+    trained_tokens: int
+    activations: int
+    layer: int
+    logits: int
+
+    @property
+    def held(self) -> int:
+        """Bytes from the first step to the last."""
+        return self.weights + self.adapter
+
+    @property
+    def training(self) -> int:
+        """Bytes of a forward-backward pass."""
+        return self.activations + max(self.layer, self.logits)
+
+    @property
+    def needed(self) -> int:
+        """Bytes below which the run cannot work: sampling does with what is left."""
+        return self.held + self.training
+
+    def peak(self, free: int) -> int:
+        """Bytes at the highest point of a step, if so many are free before the run."""
+        left = max(0, free - self.held)
+        merged = self.merged if self.merged <= FREE_SHARE * left else 0
+        cache = min(self.cache, int(FREE_SHARE * (left - merged)))
+        return max(self.held + merged + cache, self.needed)
+
+
+def plan_memory(
+    size: Footprint, args: SoloGRPOConfig, prompt_lengths: Sequence[int], *, on_gpu: bool
+) -> MemoryPlan:
+    """Compute the parts for the longest prompts and completions that may occur.
+
+    Args:
+        size: of the model.
+        args: of the trainer.
+        prompt_lengths: tokens of the prompts.
+        on_gpu: whether it trains on one, where Triton's kernels run.
+    """
+    prompt_T, completion_T = max(prompt_lengths), args.max_completion_length
+    sampled = args.per_device_train_batch_size * args.steps_per_generation
+    rows, N, L = _largest_pass(size, args, prompt_T, completion_T)
+    if args.gradient_checkpointing:
+        # The backward pass computes a layer again, and holds its gradients beside its activations.
+        kept, passing, masks = size.checkpointed_token_bytes, 2 * size.layer_token_bytes, 0
+    else:
+        kept, passing, masks = size.trained_token_bytes, size.layer_token_bytes, size.layers
+    # Attention turns the mask into numbers, in every layer anew.
+    mask = N * L**2 * size.number_bytes
+    scored = min(rows * completion_T, TOKEN_CHUNK_SIZE)  # the LM head sees completions only
+    logits = scored * _CHUNKED_LOGPROB_CHUNK_SIZE * size.number_bytes
+    if not on_gpu:
+        tile = scored * min(size.vocabulary, _CHUNKED_LOGPROB_CHUNK_SIZE) * FP32
+        logits += int(COPIES_OF_TILE * tile)
+    return MemoryPlan(
+        weights=size.weights_bytes,
+        adapter=size.adapter_bytes,
+        merged=size.merged_bytes,
+        cache=sampled
+        * ((prompt_T + completion_T) * size.sampled_token_bytes + size.vocabulary * LOGIT_BYTES),
+        trained_tokens=N * L,
+        activations=N * L * kept + masks * mask,
+        layer=N * L * passing + mask,
+        logits=logits,
+    )
+
+
+def _largest_pass(
+    size: Footprint, args: SoloGRPOConfig, prompt_T: int, completion_T: int
+) -> tuple[int, int, int]:
+    """Rows of the largest pass over an optimizer step, its sequences, and their length."""
+    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    lengths = [(prompt_T, completion_T)] * rows
+    shared = None
+    if args.share_prompts:
+        group_of_row = [row // args.num_generations for row in range(rows)]
+        shared = SharedPrompts(group_of_row, size.hidden_size)
+    batches = pack_by_tokens(list(range(rows)), lengths, args.train_token_budget, shared)
+    batch = max(batches, key=lambda batch: padded_tokens(batch, lengths, shared))
+    if shared is None:
+        return len(batch), len(batch), prompt_T + completion_T
+    N, G = shared.shape(batch, prompt_T, completion_T)
+    return len(batch), N, prompt_T + G * completion_T
+
+
+def memory_mend(plan: MemoryPlan, free: int, args: SoloGRPOConfig, four_bit: bool) -> str | None:
+    """Say which setting to change for the run to fit into the free memory; None where it does."""
+    if plan.needed <= free:
+        return None
+    if plan.held > FREE_SHARE * free:
+        return "take a smaller model" if four_bit else "set load_in_4bit: true, or a smaller model"
+    if not args.gradient_checkpointing:
+        return "set gradient_checkpointing: true"
+    token = plan.training / plan.trained_tokens
+    fitting = int((FREE_SHARE * free - plan.held) / token) // 256 * 256
+    if fitting >= 256 and plan.trained_tokens <= args.train_token_budget:
+        return f"set train_token_budget: {fitting}"
+    return "lower max_completion_length, or leave out long prompts with max_prompt_tokens"

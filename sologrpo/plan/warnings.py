@@ -1,0 +1,71 @@
+"""Warnings about settings that are allowed and seldom meant."""
+
+from collections.abc import Iterator
+
+from transformers import PreTrainedTokenizerBase
+
+from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
+from sologrpo.prompts import PROMPT_FORMATS, load_worked_examples
+
+# Adapters of these recipes learn at 1e-5 to 5e-4; at ten times that nothing but a KL term holds
+# the policy near a model that can speak.
+HIGH_LEARNING_RATE = 1e-3
+LOW_TEMPERATURE = 0.5
+LONG_RUN = 20  # steps of which one would not want to lose all
+
+
+def suspicious_settings(
+    run: RunArguments, args: SoloGRPOConfig, steps: int, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[str]:
+    """Settings that are allowed and seldom meant, each with the reason and the mend.
+
+    Args:
+        run: prompt format and worked examples.
+        args: of the trainer.
+        steps: optimizer steps of the run.
+        tokenizer: counts the tokens of worked examples.
+    """
+    if args.trust_remote_code:
+        yield (
+            "trust_remote_code: code from the model's repository runs on this machine with your "
+            "rights, and its weights may be pickled; read it first, or leave it off"
+        )
+    warmup = args.get_warmup_steps(steps)
+    if warmup >= steps:
+        yield (
+            f"the warm-up of {warmup} steps is as long as the run of {steps}: the learning rate "
+            f"never reaches {args.learning_rate:g}; try --warmup_steps {steps // 10}"
+        )
+    if args.beta == 0 and args.learning_rate >= HIGH_LEARNING_RATE:
+        yield (
+            f"learning_rate {args.learning_rate:g} without a KL term can wreck the model in a few "
+            f"steps: at most 5e-4 has been tried here; or set beta 0.02"
+        )
+    if args.temperature < LOW_TEMPERATURE:
+        yield (
+            f"temperature {args.temperature:g}: completions of a group will be much alike, and "
+            "equal rewards teach nothing; 1.0 is usual"
+        )
+    longest = _longest_example(run, tokenizer)
+    if longest > args.max_completion_length:
+        yield (
+            f"the worked example has {longest} tokens, and a completion may have "
+            f"{args.max_completion_length}: what the prompt shows cannot be written; set "
+            f"max_completion_length {2 * longest} or more"
+        )
+    saves_nothing = args.save_strategy == "no" or (
+        args.save_strategy == "steps" and args.save_steps >= steps
+    )
+    if saves_nothing and steps > LONG_RUN:
+        yield (
+            f"no checkpoint before step {steps}: a crash loses everything; set save_steps "
+            f"{max(1, steps // 10)}"
+        )
+
+
+def _longest_example(run: RunArguments, tokenizer: PreTrainedTokenizerBase) -> int:
+    prompt_format, spec = PROMPT_FORMATS[run.prompt_format], run.worked_examples
+    examples = prompt_format.worked_examples if spec is None else load_worked_examples(spec)
+    texts = [prompt_format.render_example(example) for example in examples]
+    return max((len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts),
+               default=0)  # fmt: skip

@@ -1,0 +1,303 @@
+"""What a user sees and keeps of a run: the console, and `metrics.jsonl`."""
+
+import atexit
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+from transformers import (
+    IntervalStrategy,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from rewards.completions import text_of
+from sologrpo.console import duration, print_line
+from sologrpo.files import METRICS
+from sologrpo.training.progress import PARTS
+
+SAMPLES_EVERY = 10  # steps
+TIMED_STEPS = 2  # before the time of the run is estimated
+PROMPT_CHARS, COMPLETION_CHARS = 120, 300  # of a shown sample: it stays readable
+
+
+class MetricsFile(TrainerCallback):  # type: ignore[misc]
+    """Append every log of the trainer to `metrics.jsonl`, one JSON object a line.
+
+    A value that is not a finite number is written as null: JSON has no NaN.
+    """
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write one line."""
+        if not state.is_world_process_zero or logs is None:
+            return
+        row = {"step": state.global_step, **{key: _finite(value) for key, value in logs.items()}}
+        with (Path(args.output_dir) / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class ValidateAtEnd(TrainerCallback):  # type: ignore[misc]
+    """Validate after the last step too, whatever `eval_steps` is."""
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Ask for a validation, if the run has any and this step is the last."""
+        if args.eval_strategy != IntervalStrategy.NO and state.global_step >= state.max_steps:
+            control.should_evaluate = True
+
+
+class ConsoleLog(TrainerCallback):  # type: ignore[misc]
+    """Print a line a logged step, the validation scores, and now and then a few completions.
+
+    On a terminal a bar below them shows the step and how long the rest will take. Elsewhere, in a
+    log file say, everything is plain lines without control characters.
+
+    Args:
+        console: where to print.
+        samples_every: show completions at every so manieth step; how many is
+            `num_completions_to_print`. They are read from the files of `log_completions`: without
+            these there are none to show.
+    """
+
+    def __init__(self, console: Console, samples_every: int = SAMPLES_EVERY) -> None:
+        self.console = console
+        self.samples_every = samples_every
+        self._samples_of: int | None = None  # the step whose completions are still to be shown
+        self._bar: Progress | None = None
+        self._ends: list[float] = []  # of the first steps
+        self._step_seconds: float | None = None  # to be said with the next log
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the bar, where the run begins or goes on."""
+        if not self.console.is_interactive or self.console.quiet:
+            return
+        self._bar = _bar(self.console)
+        self._bar.add_task("training", total=state.max_steps, completed=state.global_step)
+        atexit.register(self._bar.stop)  # a run that breaks off must not leave the cursor hidden
+        self._bar.start()
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Show the completions of the step before: TRL writes them after its log."""
+        self._print_samples(args)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Move the bar, and time the first steps."""
+        if len(self._ends) < TIMED_STEPS:
+            self._ends.append(time.perf_counter())
+            if len(self._ends) == TIMED_STEPS:
+                # The first step warms up and tests the sampling engines.
+                self._step_seconds = self._ends[-1] - self._ends[-2]
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=state.global_step)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Show the last completions and leave the bar as it is."""
+        self._print_samples(args)
+        if self._bar is not None:
+            self._bar.stop()
+            atexit.unregister(self._bar.stop)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Print one line."""
+        if not state.is_world_process_zero or logs is None:
+            return
+        if "loss" in logs:
+            self._print(step_line(state.global_step, state.max_steps, logs))
+            seconds, self._step_seconds = self._step_seconds, None
+            if seconds is not None and state.global_step < state.max_steps:
+                self._print(time_line(state.max_steps - state.global_step, seconds))
+            if state.global_step % self.samples_every == 0:
+                self._samples_of = state.global_step
+        elif "eval_accuracy" in logs:
+            self._print(validation_line(state.global_step, logs))
+
+    def _print(self, line: str) -> None:
+        print_line(self.console, line)
+
+    def _print_samples(self, args: TrainingArguments) -> None:
+        step, self._samples_of = self._samples_of, None
+        samples = [] if step is None else _read_samples(args, step)
+        if not samples:
+            return
+        if self.console.is_terminal:
+            self.console.print(_samples_table(samples, f"step {step}", self.console.encoding))
+            return
+        for sample in samples:
+            self._print(_sample_line(sample, self.console.encoding))
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=console,
+        # rich looks back 30 s for the speed by default, which may be less than one step.
+        speed_estimate_period=math.inf,
+        # An error in a run whose stderr goes to a file belongs there.
+        redirect_stderr=sys.stderr.isatty(),
+    )
+
+
+def time_line(steps: int, seconds: float) -> str:
+    """How long so many steps will take, if each takes so many seconds."""
+    left = duration(steps * seconds)
+    return f"time     about {left} for the other {steps} steps, {seconds:.1f} s each"
+
+
+def step_line(step: int, max_steps: int, logs: dict[str, Any]) -> str:
+    """One training step in one line: what is learned from first, then how, then the time."""
+    parts = [f"step {step:>{len(str(max_steps))}}/{max_steps}"]
+    if "reward" not in logs:
+        parts.append("same completions again")
+    elif logs["reward"] is None:
+        parts.append("reward    n/a")
+    else:
+        parts.append(f"reward {logs['reward']:6.3f}")
+    for key, value in logs.items():
+        if key.startswith("rewards/") and key.endswith("/mean") and value is not None:
+            parts.append(f"{key.split('/')[1]} {value:.2f}")
+    for key, label, spec in (
+        ("frac_reward_zero_std", "no signal", ".0%"),
+        ("trained_completions", "trained", ".0f"),
+        ("completions/mean_length", "tokens", ".0f"),
+        ("completions/clipped_ratio", "cut off", ".0%"),
+        ("entropy", "entropy", ".2f"),
+        ("kl", "kl", ".4f"),
+    ):
+        if logs.get(key) is not None:
+            parts.append(f"{label} {logs[key]:{spec}}")
+    seconds = step_seconds(logs)
+    return "  ".join(parts if seconds is None else [*parts, f"s {seconds:.1f}"])
+
+
+def step_seconds(logs: dict[str, Any]) -> float | None:
+    """Seconds of a step; TRL's figure, without the update, where there are no parts."""
+    parts = [logs[f"time/{name}"] for name in PARTS if f"time/{name}" in logs]
+    return sum(parts) if parts else logs.get("step_time")
+
+
+def validation_line(step: int, logs: dict[str, Any]) -> str:
+    """One greedy validation in one line."""
+    return (
+        f"validation at step {step}: accuracy {logs['eval_accuracy']:.1%} "
+        f"(lenient {logs['eval_accuracy_lenient']:.1%}), format {logs['eval_format_rate']:.1%}, "
+        f"cut off {logs['eval_truncated_rate']:.1%}, n = {logs['eval_n']}"
+    )
+
+
+# -- sample completions ---------------------------------------------------------------------------
+
+Sample = dict[str, Any]
+
+
+def _read_samples(args: TrainingArguments, step: int) -> list[Sample]:
+    """A few rows of what TRL wrote of this step, evenly spread from best to worst advantage."""
+    path = Path(args.output_dir) / "completions" / f"completions_{step:05d}.parquet"
+    if not path.is_file():
+        return []
+    rows: list[Sample] = pq.read_table(path).to_pylist()
+    rows.sort(key=lambda row: -row["advantage"])
+    wanted = args.num_completions_to_print
+    count = len(rows) if wanted is None else min(wanted, len(rows))
+    return [rows[i * (len(rows) - 1) // max(count - 1, 1)] for i in range(count)]
+
+
+def _scores(sample: Sample) -> list[tuple[str, str]]:
+    """The rewards of a sample, and what else a reward noted of it, by name."""
+    told = {"step", "prompt", "completion", "advantage"}
+    return [(name, _score(value)) for name, value in sample.items() if name not in told]
+
+
+def _score(value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "n/a"  # a reward that could not judge
+    return f"{value:.2f}" if isinstance(value, int | float) else str(value)
+
+
+def _samples_table(samples: list[Sample], title: str, encoding: str) -> Table:
+    table = Table("advantage", "scores", "prompt", "completion", title=title, show_lines=True)
+    for sample in samples:
+        scores = "\n".join(
+            visible(f"{name} {score}", COMPLETION_CHARS, encoding)
+            for name, score in _scores(sample)
+        )
+        # `Text`, because in a string rich would take what the model wrote for markup.
+        table.add_row(
+            f"{sample['advantage']:+.2f}",
+            Text(scores),
+            Text(visible(text_of(sample["prompt"]), PROMPT_CHARS, encoding)),
+            Text(visible(text_of(sample["completion"]), COMPLETION_CHARS, encoding)),
+        )
+    return table
+
+
+def _sample_line(sample: Sample, encoding: str) -> str:
+    parts = [f"advantage {sample['advantage']:+.2f}"]
+    parts += [visible(f"{name} {score}", PROMPT_CHARS, encoding) for name, score in _scores(sample)]
+    parts.append(visible(text_of(sample["completion"]), COMPLETION_CHARS, encoding))
+    return "  ".join(["  sample", *parts])
+
+
+def visible(text: str, limit: int, encoding: str = "utf-8") -> str:
+    """Text of a model on one line of at most `limit` characters, safe to print on a terminal.
+
+    White space becomes one space, the middle is left out, and what is not printable (escape
+    sequences, say) or not in the encoding of the console is replaced.
+
+    >>> visible("<thinking>\\n1 + 1\\n</thinking>", 20)
+    '<thinkin … thinking>'
+    """
+    line = " ".join(text.split())
+    if len(line) > limit:
+        head = (limit - 3) // 2
+        line = f"{line[:head]} … {line[len(line) - (limit - 3 - head) :]}"
+    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+    return line.encode(encoding, errors="replace").decode(encoding)

@@ -1,0 +1,268 @@
+"""What makes a run survive: whole checkpoints, the exact place to go on from, a stop that saves.
+
+transformers' checkpoint holds weights, optimizer, schedule, random states and step. It leaves out
+where in a generation batch the run was; `generation_state` is that. The lines named here are those
+of transformers 5.23.0 (trainer.py) and TRL 1.16.0 (grpo_trainer.py).
+"""
+
+import json
+import os
+import re
+import signal
+import zipfile
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl import GRPOTrainer
+from trl.trainer.utils import RepeatSampler
+
+from sologrpo.config.schedule import optimizer_steps
+
+STATE = "trainer_state.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+# All or, with save_only_model, none. transformers goes on without those that are missing.
+WRITTEN_TOGETHER = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")
+_FOLDER = re.compile(r"checkpoint-(\d+)")
+
+
+# -- whole checkpoints ---------------------------------------------------------------------------
+
+
+def checkpoints_of(directory: Path) -> list[Path]:
+    """Folders `checkpoint-N` of a run, whole or not, the latest step first; none without a run."""
+    found = [path for path in directory.glob("checkpoint-*") if _FOLDER.fullmatch(path.name)]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Optimizer steps done when the checkpoint was saved.
+
+    >>> step_of(Path("runs/quickstart/checkpoint-16"))
+    16
+    """
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def last_whole_checkpoint(directory: Path) -> Path | None:
+    """The latest checkpoint that can be gone on from; None if there is none."""
+    whole = (path for path in checkpoints_of(directory) if why_not_whole(path) is None)
+    return next(whole, None)
+
+
+def why_not_whole(checkpoint: Path) -> str | None:
+    """Say what a save that was cut short left out; None if the checkpoint is whole.
+
+    `_save_checkpoint` (trainer.py:3355-3422) writes the adapter (3369), optimizer and schedule
+    (3392), random states (3395), and `trainer_state.json` last (3409). Only then are older
+    checkpoints deleted (3417). A killed process therefore leaves no valid `trainer_state.json`. The
+    other files are looked at because a machine that loses power may lose any that was not flushed.
+    """
+    for name in (STATE, ADAPTER_WEIGHTS):
+        if not (checkpoint / name).is_file():
+            return f"it has no {name}"
+    try:
+        json.loads((checkpoint / STATE).read_bytes())
+    except ValueError:
+        return f"{STATE} is cut short"
+    missing = [name for name in WRITTEN_TOGETHER if not list(checkpoint.glob(name))]
+    sharded = any(path.is_dir() for path in checkpoint.iterdir())  # by DeepSpeed or FSDP
+    if 0 < len(missing) < len(WRITTEN_TOGETHER) and not sharded:
+        return f"it has no {missing[0]}"
+    for path in sorted(checkpoint.iterdir()):
+        if _is_cut_short(path):
+            return f"{path.name} is cut short"
+    return None
+
+
+def _is_cut_short(path: Path) -> bool:
+    if path.suffix in (".pt", ".pth"):
+        return not zipfile.is_zipfile(path)  # the directory of a zip file is at its end
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, framework="pt"):
+                return False
+        except SafetensorError:
+            return True
+    return False
+
+
+# -- the place inside a generation batch ---------------------------------------------------------
+
+
+def generation_state_file(checkpoint: str | Path, args: TrainingArguments) -> Path:
+    """Where this process keeps its generation state; one file a process, as the random states."""
+    process = f"_{args.process_index}" if args.world_size > 1 else ""
+    return Path(checkpoint) / f"generation_state{process}.pt"
+
+
+def generation_state(trainer: GRPOTrainer) -> dict[str, Any]:
+    """What a resumed run needs to go on inside a generation batch, and between two log lines.
+
+    TRL keeps the completions of a generation batch for several optimizer steps
+    (`_prepare_inputs`, 1522-1551) and forgets them with the process: a run that resumes within
+    would sample anew, from the later model, and count its steps from there.
+
+    Returns:
+        Tensors on the CPU and plain values, for `torch.load(..., weights_only=True)`.
+    """
+    every = trainer.args.steps_per_generation * trainer.num_iterations
+    used_up = trainer._step % every == 0  # the next step samples a new batch anyway
+    logs = {} if used_up else {k: v for k, v in trainer._logs.items() if k != "images"}
+    return {
+        "step": trainer._step,
+        "buffered_inputs": None if used_up else _portable(trainer._buffered_inputs),
+        "logs": _portable(logs),
+        # What has not been logged yet, with logging_steps > 1.
+        "metrics": _portable(trainer._metrics["train"]),
+        "loss": trainer._tr_loss.item(),
+        "last_logged": trainer._globalstep_last_logged,
+    }
+
+
+def restore_generation_state(trainer: GRPOTrainer, state: Mapping[str, Any]) -> None:
+    """Put back what `generation_state` took; the tensors must be on the trainer's device."""
+    trainer._step = state["step"]
+    trainer._buffered_inputs = state["buffered_inputs"]
+    for name, log in state["logs"].items():
+        columns = log.items() if isinstance(log, dict) else [(None, log)]
+        for column, values in columns:
+            kept = trainer._logs[name] if column is None else trainer._logs[name][column]
+            kept.extend(values)
+    trainer._metrics["train"].update(state["metrics"])
+    trainer._tr_loss += state["loss"]
+    trainer._globalstep_last_logged = state["last_logged"]
+
+
+def _portable(value: Any) -> Any:
+    """The same in types that load without running code: those that a reward logged may be any."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, Mapping):
+        return {str(key): _portable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | deque):
+        return [_portable(item) for item in value]
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    return _portable(value.item()) if hasattr(value, "item") else str(value)
+
+
+class EpochSampler(RepeatSampler):  # type: ignore[misc]
+    """TRL's sampler, told the epoch: the order of its prompts is that of the seed and the epoch.
+
+    TRL draws the order of every epoch from a generator that lives with the process, so that a run
+    resumed in the third epoch would take the prompts in the order of the first. The orders are
+    TRL's own. accelerate calls `set_epoch` before each epoch.
+    """
+
+    def set_epoch(self, epoch: int) -> None:
+        """Bring the generator to where it is at the start of this epoch, counted from 0."""
+        if not self.shuffle:
+            return
+        self.generator.manual_seed(self.seed)
+        for _ in range(epoch):
+            torch.randperm(self.num_samples, generator=self.generator)
+
+
+def train_from(trainer: GRPOTrainer, checkpoint: Path | None) -> None:
+    """Train, from a checkpoint if there is one; of a finished run only load the trained weights.
+
+    transformers looks at `max_steps` behind a step, not before: resumed at its last checkpoint, a
+    finished run would take a step too many.
+    """
+    planned = optimizer_steps(trainer.args, len(trainer.train_dataset))
+    if checkpoint is not None and step_of(checkpoint) >= planned:
+        trainer._load_from_checkpoint(_result_of(checkpoint, trainer.args))
+        return
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+
+
+def _result_of(last: Path, args: TrainingArguments) -> str:
+    """The checkpoint whose weights are the result: the last, or the best where that was asked."""
+    best = TrainerState.load_from_json(str(last / STATE)).best_model_checkpoint
+    if args.load_best_model_at_end and best is not None and Path(best).is_dir():
+        return str(best)
+    return str(last)
+
+
+# -- a stop that saves ---------------------------------------------------------------------------
+
+
+class StopWithCheckpoint(TrainerCallback):  # type: ignore[misc]
+    """On SIGTERM or Ctrl-C finish the optimizer step, save a checkpoint and stop training.
+
+    A second Ctrl-C raises `KeyboardInterrupt` at once. Signals are caught within the `with` block
+    only, and only in the main thread. A signal that the process was started to ignore stays
+    ignored.
+
+    Example, of which the last line leaves the process if a signal came::
+
+        stop = StopWithCheckpoint()
+        trainer.add_callback(stop)
+        with stop:
+            trainer.train()
+        stop.exit_if_stopped(trainer.state)
+    """
+
+    def __init__(self) -> None:
+        self._received: signal.Signals | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        while self._previous:
+            number, handler = self._previous.popitem()
+            # None: installed by something other than Python, which cannot be put back from here.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._received is not None:
+            raise KeyboardInterrupt
+        if self._received is None:
+            self._received = signal.Signals(number)
+        # Not `print`: the signal may have come in the middle of one.
+        os.write(2, f"{self._received.name}: this step is finished and saved, then the run stops "
+                    "(Ctrl-C: at once)\n".encode())  # fmt: skip
+
+    def exit_if_stopped(self, state: TrainerState) -> None:
+        """Leave the process if training was stopped before its last step.
+
+        Raises:
+            SystemExit: 0 after SIGTERM, whose sender expects the run to end; 130 after Ctrl-C, as
+                shells do.
+        """
+        if self._received is not None and state.global_step < state.max_steps:
+            raise SystemExit(130 if self._received == signal.SIGINT else 0)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save and stop behind this step."""
+        self._save_and_stop(control)
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save and stop after a validation, before which a checkpoint is never saved."""
+        self._save_and_stop(control)
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Stop behind a checkpoint during which the signal came: it need not be saved again."""
+        if self._received is not None:
+            control.should_training_stop = True
+
+    def _save_and_stop(self, control: TrainerControl) -> None:
+        if self._received is not None:
+            control.should_save = control.should_training_stop = True

@@ -1,0 +1,177 @@
+"""What looks wrong during a run, in plain words with what to change.
+
+Nothing here stops a run or changes it. Each sentence is said once.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from statistics import fmean
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import (
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from rewards import OUTCOME_REWARDS
+from sologrpo.console import print_warning
+
+LASTING = 5  # steps in a row that are no accident
+TREND = 10  # steps at either end that are compared
+MUCH_TRUNCATED = 0.5
+# A share of a reward's range of 2: `strict_format` gives -1 and 1.
+FORMAT_GAIN = 0.5
+
+
+class Diagnosis(TrainerCallback):  # type: ignore[misc]
+    """Says during the run what keeps it from learning.
+
+    Args:
+        console: where to say it.
+        max_completion_length: tokens, for the mend.
+    """
+
+    def __init__(self, console: Console, max_completion_length: int) -> None:
+        self._console = console
+        self._limit = max_completion_length
+        self._said: set[str] = set()
+        self._history: dict[str, list[float]] = defaultdict(list)
+        self._before: dict[str, tuple[float, float]] | None = None
+        self._adapter_is_checked = False
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Look at the metrics of a step with completions of its own."""
+        if logs is None or logs.get("reward") is None or not state.is_world_process_zero:
+            return
+        for key, value in logs.items():
+            if isinstance(value, int | float):
+                self._history[key].append(float(value))
+        for topic, text in findings(self._history, self._limit):
+            self._say(topic, f"step {state.global_step}: {text}")
+
+    def on_pre_optimizer_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        **kwargs: Any,
+    ) -> None:
+        """Remember the adapter before the first update that should move it."""
+        moves = any(group["lr"] > 0 for group in optimizer.param_groups)
+        if self._adapter_is_checked or not moves:
+            return
+        if any(bool(p.grad.any()) for p in model.parameters() if p.grad is not None):
+            self._before = _checksums(model)
+
+    def on_optimizer_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: torch.nn.Module,
+        **kwargs: Any,
+    ) -> None:
+        """Compare it with what it is after that update."""
+        if self._before is None:
+            return
+        before, self._before, self._adapter_is_checked = self._before, None, True
+        if before == _checksums(model):
+            self._say(
+                "adapter",
+                "the first update has not changed the adapter, though there was a gradient: the "
+                "learning rate is too small for the number format of its weights; use "
+                "--trainer solo, which keeps them in fp32, or a higher learning_rate",
+            )
+
+    def _say(self, topic: str, text: str) -> None:
+        if topic not in self._said:
+            self._said.add(topic)
+            print_warning(self._console, text)
+
+
+def _checksums(model: torch.nn.Module) -> dict[str, tuple[float, float]]:
+    """Two sums of every trainable tensor, in fp64: an update of 1e-7 shows in them."""
+    return {
+        name: (float(p.detach().double().sum()), float(p.detach().double().square().sum()))
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
+
+
+def findings(history: Mapping[str, list[float]], limit: int) -> Iterator[tuple[str, str]]:
+    """What the metrics so far say, as (topic, sentence).
+
+    Args:
+        history: values of each metric, oldest first, of the steps with completions of their own.
+        limit: `max_completion_length`, in tokens.
+    """
+    yield from _about_truncation(history.get("completions/clipped_ratio", []), limit)
+    yield from _about_signal(history)
+    yield from _about_format(history)
+
+
+def _about_truncation(ratios: list[float], limit: int) -> Iterator[tuple[str, str]]:
+    if ratios and ratios[0] == 1.0:
+        yield (
+            "truncation",
+            f"every completion of the first batch was cut off at {limit} tokens: no answer can be "
+            "right; raise max_completion_length",
+        )
+    elif len(ratios) >= TREND and min(ratios[-TREND:]) >= MUCH_TRUNCATED:
+        yield (
+            "truncation",
+            f"for {TREND} steps at least {MUCH_TRUNCATED:.0%} of the completions were cut off at "
+            f"{limit} tokens: raise max_completion_length, or set mask_truncated_completions true",
+        )
+
+
+def _about_signal(history: Mapping[str, list[float]]) -> Iterator[tuple[str, str]]:
+    silent = history.get("frac_reward_zero_std", [])
+    right = history.get("degenerate/all_right", [])
+    reward, spread = history["reward"], history.get("reward_std", [])
+    if len(silent) == 1 and silent[0] == 1.0 and spread[:1] == [0.0]:
+        yield (
+            "first rewards",
+            f"all completions of the first batch earned the same ({reward[0]:g}): try the rewards "
+            "with `python -m rewards check --config ...`, and read completions/",
+        )
+    if len(silent) >= LASTING and min(silent[-LASTING:]) == 1.0:
+        solved = right and fmean(right[-LASTING:]) > 0.5
+        mend = (
+            "the problems are solved: take harder ones, or stop"
+            if solved
+            else "all are wrong: take easier problems, worked examples, a larger num_generations "
+            "or a longer max_completion_length"
+        )
+        yield ("signal", f"no group had a signal for {LASTING} steps; {mend}")
+
+
+def _about_format(history: Mapping[str, list[float]]) -> Iterator[tuple[str, str]]:
+    shape = history.get("rewards/strict_format/mean", [])
+    outcome = next(
+        (history[key] for name in OUTCOME_REWARDS if (key := f"rewards/{name}/mean") in history), []
+    )
+    if len(shape) < 2 * TREND or len(outcome) != len(shape):
+        return
+    gained = fmean(shape[-TREND:]) - fmean(shape[:TREND])
+    right = fmean(outcome[-TREND:]) - fmean(outcome[:TREND])
+    if gained >= FORMAT_GAIN and right <= 0:
+        yield (
+            "format alone",
+            f"in {len(shape)} steps the format was learned ({gained:+.2f}) and the answers were "
+            f"not ({right:+.2f}): set outcome_reward, lower the weight of strict_format, or take "
+            "easier problems",
+        )

@@ -1,0 +1,318 @@
+"""Malformed configs, rows, adapters and records: one line with the mend, and nothing is touched."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from sologrpo.config.arguments import RunArguments
+from transformers import AutoModelForCausalLM
+
+from rewards import RewardSpecError, load_rewards
+from sologrpo.config.parsing import RANGES, parse_config
+from sologrpo.data.dataset import load_train_and_validation
+from sologrpo.errors import InputError
+from sologrpo.model.loading import load_base_model, load_tokenizer
+from sologrpo.model.merging import check_adapter, load_adapter
+from sologrpo.prompts import load_worked_examples
+from sologrpo.scoring.records import read_records
+from tiny import rows, tiny_config, write_rows
+
+COLUMNS = ["question", "answer", "prompt", "prompt_format"]
+in_one_folder = settings(
+    max_examples=120,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def refusal(attempt: Callable[[], object]) -> str | None:
+    """The one line with which this input is refused, or None if it is taken."""
+    try:
+        attempt()
+    except (InputError, RewardSpecError) as error:
+        line = str(error)
+        assert line.strip(), "an empty line"
+        assert "\n" not in line, line
+        return line
+    return None
+
+
+# -- configs -------------------------------------------------------------------------------------
+
+keys = st.sampled_from(sorted({*RANGES, *vars(RunArguments()), *tiny_config(*[Path()] * 3)}))
+scalars = (
+    st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats() | st.text(max_size=12)
+)
+junk = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=4,
+)
+
+
+def parsed(config: Path, content: object) -> None:
+    config.write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")
+    run, _, _ = parse_config(["--config", str(config)])
+    load_rewards(run.rewards, COLUMNS)
+    load_worked_examples(run.worked_examples)
+
+
+@given(st.dictionaries(keys, junk, min_size=1, max_size=3))
+@in_one_folder
+def test_any_value_of_any_key_is_taken_or_refused_in_one_line(
+    tmp_path: Path, tiny_llama: Path, tiny_data: Path, changes: dict[str, Any]
+) -> None:
+    content = tiny_config(tiny_llama, tiny_data, tmp_path / "run") | changes
+    refusal(lambda: parsed(tmp_path / "config.yaml", content))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        *((name, low - 1, name) for name, (low, _, _) in RANGES.items()),
+        *((name, float("nan"), name) for name in ("learning_rate", "temperature", "beta")),
+        *((name, float("inf"), name) for name in ("learning_rate", "temperature")),
+        *((name, 2, f"{name} 2") for name in ("top_p", "min_p", "lora_dropout")),
+        ("temperature", 0, "more than 0"),
+        ("learning_rate", [1], "learning_rate: [1] is not float"),
+        ("learning_rate", "fast", "'fast' is not float"),
+        ("max_steps", {"a": 1}, "is not int"),
+        ("load_in_4bit", "perhaps", "'perhaps' is not bool"),
+        ("output_dir", 5, "output_dir: 5"),
+        ("output_dir", ["a", "b"], "output_dir"),
+        ("model_name_or_path", None, "no model"),
+        ("model_name_or_path", 7, "model_name_or_path: 7"),
+        ("num_generations", 1, "at least 2"),
+        ("num_generations", 3, "num_generations"),
+        ("loss_type", "nothing", "nothing"),
+        ("optim", "nothing", "nothing"),
+        ("lr_scheduler_type", "nothing", "nothing"),
+        ("prompt_format", "nothing", "nothing"),
+        ("prompt_format", ["xml"], "xml"),
+        ("trainer", "nothing", "nothing"),
+        ("sampling_engine", "nothing", "nothing"),
+        ("outcome_gate", "nothing", "nothing"),
+        ("outcome_reward", "nothing", "nothing"),
+        ("rewards", "strict_format", "list"),
+        ("rewards", [], "reward"),
+        ("rewards", [5], "5"),
+        ("rewards", ["no_such"], "no_such"),
+        ("rewards", ["strict_format", "strict_format"], "twice"),
+        ("rewards", ["os:system"], "system"),
+        ("rewards", ["no.such.module:reward"], "no.such.module"),
+        ("rewards", [{"completion_length": {"max_token": 1}}], "max_token"),
+        ("reward_weights", [1.0], "1 reward_weights for 2 rewards"),
+        ("reward_weights", ["a", "b"], "reward_weights"),
+        ("worked_examples", "nowhere.yaml", "nowhere.yaml"),
+        ("worked_examples", [{"question": "1 + 1?"}], "thinking"),
+        ("use_peft", False, "use_peft"),
+        ("deepspeed", "nowhere.json", ""),
+        ("report_to", "nothing", "report_to: nothing is not supported, only"),
+        ("report_to", "comet_ml", "pip install comet-ml"),  # not among the packages of the tests
+    ],
+)
+def test_a_value_that_cannot_work_is_refused(
+    tmp_path: Path, tiny_llama: Path, tiny_data: Path, key: str, value: object, says: str
+) -> None:
+    content = tiny_config(tiny_llama, tiny_data, tmp_path / "run") | {key: value}
+    line = refusal(lambda: parsed(tmp_path / "config.yaml", content))
+    assert line is not None
+    assert says in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "- a", "a: [", "a: b: c", "\x00", "\t", "? :", "!!python/object:os.x {}"]
+)
+def test_files_that_are_no_config(tmp_path: Path, text: str) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(text, encoding="utf-8")
+    assert refusal(lambda: parse_config(["--config", str(config)])) is not None
+    config.write_bytes(b"\xff\xfe" + text.encode())
+    assert refusal(lambda: parse_config(["--config", str(config)])) is not None
+
+
+# -- rows ----------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries({}, optional={"question": junk, "answer": junk, "prompt": junk})
+        | st.just(rows(1)[0]),
+        max_size=4,
+    )
+)
+@settings(in_one_folder, max_examples=50)
+def test_any_rows_are_taken_or_refused_in_one_line(
+    tmp_path: Path, content: list[dict[str, Any]]
+) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in content), encoding="utf-8")
+    refusal(lambda: load_train_and_validation(RunArguments(str(file)), None, 0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "\n\n", "{", "[]", "5", "null", '{"question": "?"}', '{"answer": "#### 1"}',
+        '{"question": 5, "answer": "#### 1"}', '{"question": "?", "answer": null}',
+        '{"question": "?", "answer": 1}', '{"question": "?", "answer": ["#### 1"]}',
+        '{"question": "?", "answer": "####"}', '{"question": "?", "answer": "1"}',
+        '{"question": "?", "answer": "#### one"}', '{"question": null, "answer": "#### 1"}',
+    ],
+)  # fmt: skip
+def test_rows_that_cannot_be_trained_on(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text(text + "\n", encoding="utf-8")
+    run = RunArguments(dataset_name=str(file))
+    line = refusal(lambda: load_train_and_validation(run, None, 0))  # type: ignore[arg-type]
+    assert line is not None
+    assert "train.jsonl" in line
+
+
+# -- adapters and models -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Path:
+    folder = tmp_path_factory.mktemp("adapter")
+    model = AutoModelForCausalLM.from_pretrained(str(tiny_llama))
+    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    get_peft_model(model, lora).save_pretrained(str(folder))
+    return folder
+
+
+def loaded(folder: Path, tiny_llama: Path) -> None:
+    check_adapter(folder, str(tiny_llama))
+    base = AutoModelForCausalLM.from_pretrained(str(tiny_llama), dtype=torch.float32)
+    load_adapter(base, folder)
+
+
+def _config_with(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = folder / "adapter_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+def _config_is(text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / "adapter_config.json").write_text(text) and None
+
+
+def _cut(size: int) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = folder / "adapter_model.safetensors"
+        file.write_bytes(file.read_bytes()[:size])
+
+    return change
+
+
+def _wider(folder: Path) -> None:
+    file = str(folder / "adapter_model.safetensors")
+    save_file({name: torch.cat([w, w]) for name, w in load_file(file).items()}, file)
+
+
+def _pickled(folder: Path) -> None:
+    weights = load_file(str(folder / "adapter_model.safetensors"))
+    (folder / "adapter_model.safetensors").unlink()
+    torch.save(weights, folder / "adapter_model.bin")
+
+
+BROKEN_ADAPTERS: dict[str, Callable[[Path], None]] = {
+    "no-config": lambda folder: (folder / "adapter_config.json").unlink(),
+    "no-weights": lambda folder: (folder / "adapter_model.safetensors").unlink(),
+    "pickled": _pickled,
+    "wider": _wider,
+    **{f"cut-{size}": _cut(size) for size in (0, 4, 100, 5000)},
+    **{f"config-{i}": _config_is(text) for i, text in enumerate(["", "{", "[]", "{}", "null"])},
+    "rank": _config_with(r=8),
+    "rank-of-text": _config_with(r="many"),
+    "other-kind": _config_with(peft_type="NOTHING"),
+    "no-kind": _config_with(peft_type=None),
+    "no-layers": _config_with(target_modules=["nothing"]),
+    "other-base": _config_with(base_model_name_or_path="another/model"),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN_ADAPTERS)
+def test_adapters_that_cannot_be_used(
+    adapter: Path, tiny_llama: Path, tmp_path: Path, broken: str
+) -> None:
+    loaded(adapter, tiny_llama)
+    copy = shutil.copytree(adapter, tmp_path / "adapter")
+    BROKEN_ADAPTERS[broken](copy)
+    line = refusal(lambda: loaded(copy, tiny_llama))
+    assert line is not None
+    assert "adapter" in line or "base model" in line
+
+
+def test_a_pickled_model_is_not_read(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pickled"
+    shutil.copytree(tiny_llama, folder)
+    (file,) = folder.glob("*.safetensors")
+    torch.save(load_file(str(file)), folder / "pytorch_model.bin")
+    file.unlink()
+    config = tiny_config(folder, tmp_path, tmp_path / "run")
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    _, _, model_args = parse_config(["--config", str(path)])
+    line = refusal(lambda: load_base_model(model_args))
+    assert line is not None
+    assert "safetensors" in line
+    assert load_base_model(model_args, trust_remote_code=True)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}"])
+def test_models_that_cannot_be_loaded(
+    tiny_llama: Path, tmp_path: Path, name: str, text: str
+) -> None:
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    (folder / name).write_text(text, encoding="utf-8")
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(tiny_config(folder, tmp_path, tmp_path / "run")))
+    _, _, model_args = parse_config(["--config", str(path)])
+
+    def load() -> None:
+        load_tokenizer(str(folder))
+        load_base_model(model_args)
+
+    line = refusal(load)
+    assert line is not None
+    assert str(folder) in line
+
+
+# -- records -------------------------------------------------------------------------------------
+
+
+@given(st.lists(junk | st.dictionaries(st.text(max_size=8), junk), min_size=1, max_size=3))
+@settings(in_one_folder, max_examples=60)
+def test_any_records_are_refused_in_one_line(tmp_path: Path, content: list[Any]) -> None:
+    file = tmp_path / "records.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in content), encoding="utf-8")
+    line = refusal(lambda: read_records(file))
+    assert line is not None
+    assert "records.jsonl" in line
+
+
+def test_usual_input_is_taken(tmp_path: Path, tiny_llama: Path, tiny_data: Path) -> None:
+    # Otherwise everything above could be refused for one and the same wrong reason.
+    content = tiny_config(tiny_llama, tiny_data, tmp_path / "run")
+    assert refusal(lambda: parsed(tmp_path / "config.yaml", content)) is None
+    run = RunArguments(dataset_name=str(write_rows(tmp_path / "train.jsonl", rows(4))))
+    assert (
+        refusal(lambda: load_train_and_validation(run, load_tokenizer(str(tiny_llama)), 0)) is None
+    )

@@ -1,0 +1,267 @@
+"""Every shipped config works, and a bad key or sum is met by one line that says the mend."""
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
+from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
+from sologrpo.config.evaluation import EvaluationArguments
+from transformers import LlamaConfig, LlamaForCausalLM
+from trl import GRPOConfig, ModelConfig
+
+from rewards import load_rewards
+from sologrpo.config.parsing import RENAMED, parse_config
+from sologrpo.config.schedule import optimizer_steps
+from sologrpo.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
+LAUNCHERS = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
+QUICKSTART = ["--config", "configs/quickstart.yaml"]
+GSM8K_TRAIN_ROWS = 7473
+# Shown together in every recipe, defaults or not: the batch is their sum.
+BATCH_KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
+CONFIGS = (RunArguments, SoloGRPOConfig, ModelConfig)
+KEYS = {field.name for cls in CONFIGS for field in fields(cls)}
+
+# The reference notebook's settings, under TRL's present names.
+NOTEBOOK = {
+    "dataset_name": "openai/gsm8k",
+    "prompt_format": "xml",
+    "rewards": ["strict_format", "trailing_text", "integer_answer", "answer_correctness"],
+    "reward_weights": None,
+    "max_prompt_tokens": 512,
+    "max_completion_length": 256,
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "use_bnb_nested_quant": True,
+    "attn_implementation": "sdpa",
+    "lora_r": 8,
+    "lora_alpha": 32,
+    "lora_dropout": 0.05,
+    "learning_rate": 2e-4,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 500,
+    "weight_decay": 0.01,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 8,
+    "num_train_epochs": 3,
+    "num_generations": 4,
+    "num_iterations": 1,
+    "beta": 0.02,
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "eval_strategy": "steps",
+    "eval_steps": 250,
+}
+NOTEBOOK_FAST = NOTEBOOK | {
+    "max_train_examples": 3000,
+    "max_completion_length": 128,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 4,
+    "num_train_epochs": 1,
+    "num_generations": 2,
+    "num_iterations": 4,
+}
+
+
+@pytest.fixture(autouse=True)
+def in_repository_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def settings_of(path):
+    run, args, model = parse_config(["--config", str(path)])
+    return vars(run) | vars(args) | vars(model)
+
+
+def the_error(argv):
+    with pytest.raises(InputError) as caught:
+        parse_config(argv)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# --- shipped files ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe_parses(path):
+    run, args, model = parse_config(["--config", str(path)])
+    assert args.output_dir == f"runs/{path.stem}"
+    assert optimizer_steps(args, run.max_train_examples or GSM8K_TRAIN_ROWS) > 0
+    assert len(load_rewards(run.rewards)) == len(run.rewards)
+    assert model.model_name_or_path
+
+
+# The quickstart is where people start to change numbers, so it shows some that are defaults too.
+@pytest.mark.parametrize(
+    "path", [path for path in RECIPES if path.stem != "quickstart"], ids=lambda path: path.stem
+)
+def test_recipe_names_only_what_differs_from_the_defaults(path):
+    defaults = {field.name: field.default for cls in CONFIGS for field in fields(cls)}
+    defaults |= ONE_GPU_DEFAULTS
+    written = yaml.safe_load(path.read_text(encoding="utf-8"))
+    same = [key for key, value in written.items() if value == defaults[key]]
+    assert [key for key in same if key not in BATCH_KEYS] == []
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe_saves_between_generation_batches(path):
+    # Only there does a resumed run go on exactly as it would have.
+    _, args, _ = parse_config(["--config", str(path)])
+    steps_per_generation_batch = (
+        args.steps_per_generation // args.gradient_accumulation_steps * args.num_iterations
+    )
+    assert args.save_steps % steps_per_generation_batch == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "notebook"), [("llama3.1-8b", NOTEBOOK), ("llama3.1-8b-fast", NOTEBOOK_FAST)]
+)
+def test_llama_recipes_equal_the_notebook(name, notebook):
+    settings = settings_of(f"configs/{name}.yaml")
+    assert {key: settings[key] for key in notebook} == notebook
+    assert settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] == 32
+
+
+def test_all_linear_is_the_seven_projections_of_a_llama_layer():
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=1,
+        )
+    )  # fmt: skip
+    target = settings_of("configs/llama3.1-8b.yaml")["lora_target_modules"]
+    model = get_peft_model(model, LoraConfig(target_modules=target, task_type="CAUSAL_LM"))
+    adapted = {
+        name.rsplit(".", 1)[-1]
+        for name, module in model.named_modules()
+        if isinstance(module, LoraLayer)
+    }
+    attention, mlp = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"gate_proj", "up_proj", "down_proj"}
+    assert adapted == attention | mlp
+
+
+@pytest.mark.parametrize("path", LAUNCHERS, ids=lambda path: path.stem)
+def test_accelerate_config_loads(path):
+    config = load_config_from_file(str(path))
+    assert config.num_processes == 1
+    assert not config.use_cpu  # a CPU is found by train.py; here it would shut out the GPU
+
+
+def test_deepspeed_config_is_zero_2_and_the_one_that_accelerate_is_given():
+    launcher = load_config_from_file("configs/accelerate/zero2.yaml").deepspeed_config
+    deepspeed = json.loads((ROOT / launcher["deepspeed_config_file"]).read_text(encoding="utf-8"))
+    assert deepspeed["zero_optimization"]["stage"] == 2
+    for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping"):
+        assert deepspeed[key] == "auto"
+
+
+# --- what a user can get wrong ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("lerning_rate", "learning_rate"),
+        ("num_generation", "num_generations"),
+        ("max_completion_lenght", "max_completion_length"),
+        ("worked_example", "worked_examples"),
+    ],
+)
+def test_unknown_key_is_refused_with_the_nearest_name(written, meant, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(f"{written}: 1\n")
+    for argv in ([*QUICKSTART, f"--{written}", "1"], ["--config", str(config)]):
+        message = the_error(argv)
+        assert repr(written) in message
+        assert f"did you mean {meant!r}" in message
+
+
+def test_key_like_no_other_points_at_the_documentation():
+    assert "docs/configuration.md" in the_error([*QUICKSTART, "--qqqq", "1"])
+
+
+@pytest.mark.parametrize("key", RENAMED)
+def test_name_from_elsewhere_is_answered_with_a_key_that_exists(key):
+    assert key not in KEYS
+    message = the_error([*QUICKSTART, f"--{key}", "1"])
+    named = re.findall(r"\w+", message.partition("here it is ")[2])
+    assert named[0] in KEYS
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--num_generations", "3"],
+        ["--per_device_train_batch_size", "3", "--gradient_accumulation_steps", "7"],
+    ],
+)
+def test_indivisible_generation_batch_is_answered_with_the_sum(argv):
+    message = the_error([*QUICKSTART, *argv])
+    assert "per_device_train_batch_size" in message
+    assert "gradient_accumulation_steps" in message
+    assert "num_generations" in message
+    batch, group = (64, 3) if argv[0] == "--num_generations" else (21, 8)
+    assert f"({batch})" in message
+    assert f"({group})" in message
+
+
+def test_generation_batch_of_a_broken_number_of_optimizer_steps_is_refused():
+    argv = ["--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "2"]
+    message = the_error([*QUICKSTART, *argv, "--generation_batch_size", "24"])
+    assert "24 completions is 3 micro-batches of 8" in message
+
+
+def test_missing_config_lists_what_there_is():
+    message = the_error(["--config", "configs/nothing.yaml"])
+    assert "configs/nothing.yaml" in message
+    for path in RECIPES:
+        assert f"configs/{path.name}" in message
+
+
+@pytest.mark.parametrize("text", ["- a list\n", "", "key: [1\n"])
+def test_config_that_is_no_mapping_is_refused(text, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(text)
+    assert str(config) in the_error(["--config", str(config)])
+
+
+def test_one_weight_for_each_reward():
+    message = the_error([*QUICKSTART, "--reward_weights", "1", "2", "3"])
+    assert "3 reward_weights for 2 rewards" in message
+
+
+def test_validation_needs_rows():
+    message = the_error([*QUICKSTART, "--eval_strategy", "steps", "--eval_steps", "5"])
+    assert "num_validation_examples" in message
+
+
+def test_a_model_must_be_named():
+    assert "model_name_or_path" in the_error(["--output_dir", "runs/none"])
+
+
+def test_the_command_line_wins_over_the_file():
+    _, args, _ = parse_config([*QUICKSTART, "--learning_rate", "1e-5"])
+    assert args.learning_rate == 1e-5
+
+
+# --- documentation ------------------------------------------------------------------------------
+
+
+def test_documentation_names_every_key_of_ours():
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    inherited = {field.name for field in fields(GRPOConfig)}
+    keys = {field.name for field in fields(RunArguments)}
+    keys |= {field.name for field in fields(SoloGRPOConfig)} - inherited
+    keys |= {field.name for field in fields(EvaluationArguments)}
+    keys |= {*ONE_GPU_DEFAULTS, *RENAMED}
+    assert sorted(key for key in keys if f"`{key}`" not in text) == []

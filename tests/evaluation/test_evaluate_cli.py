@@ -1,0 +1,301 @@
+"""`evaluate.py` as users call it: precisions, sampling, resuming, judging again, and bad input."""
+
+import io
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from peft import LoraConfig, get_peft_model
+from rich.console import Console
+from sologrpo.config.arguments import PRECISIONS
+from trl import ModelConfig
+
+from scripts import command_of, load_script, printed_by, script_environment
+from sologrpo.model.loading import load_base_model
+from sologrpo.scoring.table import print_precisions
+from tiny import rows, write_rows
+
+NEW_TOKENS = 12
+Run = Callable[..., "Table"]
+
+
+class Table(str):
+    """What the script printed; the exit code and the last line of stderr beside it."""
+
+    code: int
+    error: str
+
+
+@pytest.fixture
+def evaluate(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str | Path) -> Table:
+        monkeypatch.setenv("COLUMNS", "200")
+        printed = printed_by(load_script("evaluate"), capfd, *arguments)
+        table = Table(printed.stdout)
+        table.code = printed.code
+        table.error = printed.rstrip("\n").rpartition("\n")[2]
+        return table
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "shells"
+    write_rows(folder / "train.jsonl", rows(4))
+    write_rows(folder / "test.jsonl", rows(8, offset=12))
+    return folder
+
+
+def make_run(folder: Path, model: Path, data: Path, load_in_4bit: bool) -> Path:
+    """A run directory as `train.py` leaves it, with an adapter that changes every layer."""
+    settings = {
+        "model_name_or_path": str(model), "dataset_name": str(data), "load_in_4bit": load_in_4bit,
+        "use_bnb_nested_quant": True, "dtype": "float32", "max_completion_length": NEW_TOKENS,
+    }  # fmt: skip
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    base = load_base_model(ModelConfig(str(model), dtype="float32"))
+    torch.manual_seed(1)
+    config = LoraConfig(
+        r=8, lora_alpha=1, target_modules="all-linear", init_lora_weights=False,
+        task_type="CAUSAL_LM",
+    )  # fmt: skip
+    get_peft_model(base, config).save_pretrained(str(folder / "adapter"))
+    return folder
+
+
+@pytest.fixture
+def run_4bit(tmp_path: Path, tiny_llama: Path, data: Path) -> Path:
+    return make_run(tmp_path / "run", tiny_llama, data, load_in_4bit=True)
+
+
+@pytest.fixture
+def run_plain(tmp_path: Path, tiny_llama: Path, data: Path) -> Path:
+    return make_run(tmp_path / "run", tiny_llama, data, load_in_4bit=False)
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def completions(run: Path, label: str) -> list[str]:
+    lines = (run / "eval" / label / "records.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["completion"] for line in lines]
+
+
+# -- precisions ----------------------------------------------------------------------------------
+
+
+def test_the_table_of_precisions_is_whole_in_80_columns() -> None:
+    row = {
+        "n": 100, "accuracy": 0.28, "accuracy_ci95": [0.201, 0.375], "delta": 0.19,
+        "delta_ci95": [0.087, 0.291], "newly_right": 24, "newly_wrong": 5, "mcnemar_p": 0.00054611,
+        "differing_rate": 0.95,
+    }  # fmt: skip
+    text = io.StringIO()
+    print_precisions(Console(file=text, width=80), dict.fromkeys(PRECISIONS, row), "nf4_adapter")
+    assert "…" not in text.getvalue()
+    assert all(name in text.getvalue() for name in PRECISIONS)
+
+
+def test_every_precision_of_a_4bit_run_in_one_go(evaluate: Run, run_4bit: Path) -> None:
+    printed = evaluate("--run", run_4bit, "--compare_precisions")
+    assert printed.code == 0, printed.error
+    comparison = read(run_4bit / "eval" / "precisions.json")
+    table = comparison["precisions"]
+    assert comparison["trained"] == "nf4_adapter"
+    assert tuple(table) == PRECISIONS
+    assert table["nf4_adapter"]["differing_rate"] == 0
+    # What was trained, merged into what it was trained on, says the same.
+    assert table["merged_dequantised"]["differing_rate"] == 0
+    assert table["merged"]["differing_rate"] > 0
+    assert table["merged_requantised"]["differing_rate"] > 0
+    labels = {name: row["label"] for name, row in table.items()}
+    assert labels["merged_dequantised"] == "trained"
+    assert labels["merged"] == "trained-merged"
+    assert len(set(completions(run_4bit, "trained"))) > 3  # answers that could differ
+    # The same weights, merged or not.
+    assert completions(run_4bit, labels["merged"]) == completions(run_4bit, labels["adapter"])
+    for name, row in table.items():
+        results = read(run_4bit / "eval" / row["label"] / "results.json")
+        assert results["settings"]["precision"] == name
+        assert row["accuracy"] == results["accuracy"]
+        assert name in printed
+    described = {name: row["precision"] for name, row in table.items()}
+    assert described == {
+        "merged": "unquantised, float32, adapter merged",
+        "merged_dequantised": "NF4 dequantised, float32, adapter merged",
+        "adapter": "unquantised, float32, adapter beside it",
+        "nf4_adapter": "NF4, computed in float32, adapter beside it",
+        "merged_requantised":
+            "NF4, computed in float32 (NF4 dequantised, adapter merged, then NF4 again)",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_baseline_has_the_precision_of_the_trained_model(
+    evaluate: Run, run_4bit: Path, precision: str
+) -> None:
+    printed = evaluate("--run", run_4bit, "--precision", precision, "--limit", "3")
+    assert printed.code == 0, printed.error
+    suffix = "" if precision == "merged_dequantised" else f"-{precision}"
+    baseline, trained = (
+        read(run_4bit / "eval" / f"{label}{suffix}" / "results.json")
+        for label in ("baseline", "trained")
+    )
+    assert baseline["settings"]["precision"] == trained["settings"]["precision"] == precision
+    assert trained["precision"].startswith(baseline["precision"])
+    assert trained["baseline"] == f"baseline{suffix}"
+    quantised = precision in ("nf4_adapter", "merged_requantised")
+    for results in (baseline, trained):
+        assert bool(results["settings"]["quantisation"]) is quantised
+        assert results["settings"]["dtype"] == "float32"
+
+
+def test_a_run_without_4_bits_was_trained_beside_the_original_weights(
+    evaluate: Run, run_plain: Path
+) -> None:
+    printed = evaluate("--run", run_plain, "--compare_precisions")
+    assert printed.code == 0, printed.error
+    comparison = read(run_plain / "eval" / "precisions.json")
+    assert comparison["trained"] == "adapter"
+    assert comparison["precisions"]["merged"]["differing_rate"] == 0
+    assert comparison["precisions"]["nf4_adapter"]["differing_rate"] > 0
+    assert comparison["precisions"]["merged"]["label"] == "trained"
+
+
+# -- sampling, resuming, judging again -----------------------------------------------------------
+
+
+def test_samples_are_reported_beside_the_greedy_answer(evaluate: Run, run_plain: Path) -> None:
+    greedy = evaluate("--run", run_plain)
+    assert greedy.code == 0, greedy.error
+    alone = completions(run_plain, "trained")
+    printed = evaluate("--run", run_plain, "--num_samples", "4", "--temperature", "0.7")
+    assert printed.code == 0, printed.error
+    assert completions(run_plain, "trained") == alone
+    results = read(run_plain / "eval/trained/results.json")
+    assert set(results["sampled"]["scores"]) == {"pass@1", "pass@2", "pass@4", "maj@4"}
+    assert results["settings"]["temperature"] == 0.7
+    for name in results["sampled"]["scores"]:
+        assert name in printed
+    for part in ("both right", "newly right", "newly wrong", "both wrong", "tokens a second"):
+        assert part in printed
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command_of("evaluate", *arguments), env=script_environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_a_killed_evaluation_goes_on(evaluate: Run, tmp_path: Path, tiny_llama: Path) -> None:
+    # 400 problems of 64 tokens are several batches, some seconds of work.
+    data = tmp_path / "many"
+    write_rows(data / "test.jsonl", rows(400))
+    arguments = ("--model", tiny_llama, "--dataset_name", data, "--max_completion_length", "64",
+                 "--label", "model", "--resume", "--output_dir")  # fmt: skip
+    process = start(*arguments, tmp_path / "cut")
+    folder = tmp_path / "cut" / "eval" / "model"
+    log, deadline = folder / "completions.partial.jsonl", time.monotonic() + 200
+    while not log.exists() or log.read_bytes().count(b"\n") < 2:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    kept = log.read_bytes().count(b'", "') if log.exists() else None
+    assert kept, "the evaluation ended before it could be killed"
+    refused = evaluate(*arguments, tmp_path / "cut", "--seed", "1")
+    assert refused.code == 2
+    assert "seed 0, not 1" in refused.error
+    resumed = evaluate(*arguments, tmp_path / "cut")
+    assert resumed.code == 0, resumed.error
+    assert evaluate(*arguments, tmp_path / "whole").code == 0
+    records = "eval/model/records.jsonl"
+    assert (tmp_path / "cut" / records).read_bytes() == (tmp_path / "whole" / records).read_bytes()
+    assert [path.name for path in sorted(folder.iterdir())] == ["records.jsonl", "results.json"]
+
+
+def test_judging_again(evaluate: Run, run_plain: Path) -> None:
+    assert evaluate("--run", run_plain, "--num_samples", "2").code == 0
+    folder = run_plain / "eval/trained"
+    records = [json.loads(line) for line in (folder / "records.jsonl").open(encoding="utf-8")]
+    untouched = (folder / "records.jsonl").read_bytes()
+    same = evaluate("--regrade", folder / "records.jsonl")
+    assert same.code == 0, same.error
+    assert "24 completions judged again, 0 verdicts changed" in same
+
+    # As if an older judge had taken two wrong answers for right ones, one of them sampled.
+    records[3] |= {"correct": True, "extracted": "63"}
+    records[5]["samples"][1] |= {"correct": True, "extracted": "1"}
+    wronged = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "records.jsonl").write_text(wronged, encoding="utf-8")
+    printed = evaluate("--regrade", folder / "records.jsonl")
+    assert "2 verdicts changed: 0 newly right, 2 newly wrong" in printed
+    assert "[3] correct True -> False, extracted 63 -> None" in printed
+    assert (folder / "records.jsonl").read_text(encoding="utf-8") == wronged
+
+    before = read(folder / "results.json")
+    stale = before | {"accuracy": 0.5, "newly_right": 4, "delta": 0.5}
+    (folder / "results.json").write_text(json.dumps(stale), encoding="utf-8")
+    assert evaluate("--regrade", folder / "records.jsonl", "--write").code == 0
+    assert (folder / "records.jsonl").read_bytes() == untouched
+    assert read(folder / "results.json") == before
+
+
+# -- bad input -----------------------------------------------------------------------------------
+
+ERRORS = [
+    (["--num_samples", "-1"], "num_samples -1"),
+    (["--num_samples", "4", "--temperature", "0"], "temperature 0.0"),
+    (["--num_samples", "4", "--top_p", "1.5"], "top_p 1.5"),
+    (["--temperature", "0.7"], "add --num_samples"),
+    (["--max_completion_length", "0"], "max_completion_length 0"),
+    (["--precision", "fp8"], "invalid choice: 'fp8'"),
+    (["--compare_precisions", "--precision", "merged"], "leave --precision"),
+    (["--engine", "continuous", "--precision", "nf4_adapter"], "needs merged weights"),
+    (["--engine", "continuous", "--compare_precisions"], "needs merged weights"),
+    (["--engine", "vllm"], "vLLM is not installed; pip install 'sologrpo[vllm]'"),
+    (["--engine", "sglang"], "invalid choice: 'sglang'"),
+    (["--write"], "--write belongs to --regrade"),
+    (["--num_sample", "4"], "did you mean 'num_samples'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), ERRORS)
+def test_bad_input(evaluate: Run, run_plain: Path, arguments: list[str], says: str) -> None:
+    printed = evaluate("--run", run_plain, *arguments)
+    assert printed.code == 2
+    assert printed.error.startswith("error: ")
+    assert says in printed.error
+    assert not (run_plain / "eval").exists()
+
+
+def test_comparing_precisions_needs_an_adapter(evaluate: Run, tiny_llama: Path) -> None:
+    printed = evaluate("--model", tiny_llama, "--compare_precisions")
+    assert (printed.code, "add --adapter" in printed.error) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--regrade", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
+        (["--regrade=nowhere.jsonl"], "cannot read nowhere.jsonl"),
+        (["--regrade"], "expected one argument"),
+        (["--regrade", "x", "--run", "y"], "unrecognized arguments: --run y"),
+    ],
+)
+def test_bad_input_of_judging_again(evaluate: Run, arguments: list[str], says: str) -> None:
+    printed = evaluate(*arguments)
+    assert printed.code == 2
+    assert says in printed.error

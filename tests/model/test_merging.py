@@ -1,0 +1,289 @@
+"""Merging: the merged model is the model that was trained, saved as others will load it."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import bitsandbytes as bnb
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from trl import ModelConfig
+
+from sologrpo.errors import InputError
+from sologrpo.model.loading import load_base_model, load_tokenizer
+from sologrpo.model.merging import check_adapter, dequantised, merge_adapter, save_4bit, save_merged
+from tiny import VOCABULARY, build_model, build_tokenizer
+
+IDS = torch.arange(40, 104).reshape(4, 16)
+
+
+def load(path: Path, load_in_4bit: bool = False) -> PreTrainedModel:
+    return load_base_model(
+        ModelConfig(
+            model_name_or_path=str(path),
+            dtype="float32",
+            load_in_4bit=load_in_4bit,
+            use_bnb_nested_quant=True,
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(1)
+    config = LoraConfig(
+        r=8, lora_alpha=16, target_modules="all-linear", init_lora_weights=False,
+        task_type="CAUSAL_LM",
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("adapter") / "adapter"
+    get_peft_model(load(tiny_llama), config).save_pretrained(str(folder))
+    return folder
+
+
+@torch.no_grad()
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    model.eval()
+    return model(input_ids=IDS.to(model.device)).logits.float().cpu()
+
+
+def divergence(p: torch.Tensor, q: torch.Tensor) -> float:
+    """KL(p || q) of two tensors of logits, mean of the positions."""
+    log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
+    return float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
+
+
+def test_merged_equals_base_and_adapter(tiny_llama: Path, adapter: Path) -> None:
+    base = logits(load(tiny_llama))
+    unmerged = logits(PeftModel.from_pretrained(load(tiny_llama), str(adapter)))
+    merged = logits(merge_adapter(load(tiny_llama), adapter))
+    scale = unmerged.abs().max()
+    assert (merged - unmerged).abs().max() / scale < 1e-5
+    assert (base - unmerged).abs().max() / scale > 1e-2  # the adapter is no small change
+
+
+def test_dequantised_weights_are_those_that_were_trained_on(
+    tiny_llama: Path, adapter: Path
+) -> None:
+    trained = logits(PeftModel.from_pretrained(load(tiny_llama, load_in_4bit=True), str(adapter)))
+    into_rounded = merge_adapter(dequantised(load(tiny_llama, load_in_4bit=True)), adapter)
+    into_original = merge_adapter(load(tiny_llama), adapter)
+    assert not any("4bit" in type(module).__name__ for module in into_rounded.modules())
+    near, far = (
+        divergence(trained, logits(into_rounded)),
+        divergence(trained, logits(into_original)),
+    )
+    assert near < 1e-6
+    assert far > 100 * near
+
+
+def test_unquantised_model_passes_through(tiny_llama: Path) -> None:
+    model = load(tiny_llama)
+    assert dequantised(model) is model
+
+
+@pytest.mark.parametrize("load_in_4bit", [False, True])
+def test_saved_model_needs_no_peft(
+    tmp_path: Path, tiny_llama: Path, adapter: Path, load_in_4bit: bool
+) -> None:
+    merged = merge_adapter(dequantised(load(tiny_llama, load_in_4bit)), adapter)
+    tokenizer = load_tokenizer(str(tiny_llama))
+    save_merged(merged, tokenizer, tmp_path)
+    reloaded = AutoModelForCausalLM.from_pretrained(str(tmp_path), dtype="auto")
+    assert reloaded.dtype == torch.float32
+    assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
+    assert torch.equal(logits(reloaded), logits(merged).to(torch.float32))
+    again = AutoTokenizer.from_pretrained(str(tmp_path))
+    assert again.chat_template == tokenizer.chat_template
+    assert again("12 shells")["input_ids"] == tokenizer("12 shells")["input_ids"]
+    assert again.pad_token_id == tokenizer.pad_token_id
+
+
+def test_adapter_of_this_base(tiny_llama: Path, adapter: Path) -> None:
+    assert check_adapter(adapter, str(tiny_llama))["r"] == 8
+    # The same model under another parent folder, as after a move to another machine.
+    assert check_adapter(adapter, f"elsewhere/{tiny_llama.name}")["r"] == 8
+    assert check_adapter(adapter, None)["r"] == 8
+
+
+def test_adapter_of_another_base(tiny_qwen: Path, adapter: Path) -> None:
+    with pytest.raises(InputError, match=r"made for base model .*tiny-llama.*not .*tiny-qwen"):
+        check_adapter(adapter, str(tiny_qwen))
+
+
+def test_folder_without_adapter(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"holds no adapter: it has no adapter_config\.json"):
+        check_adapter(tmp_path, "any")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]"])
+def test_damaged_adapter_config(tmp_path: Path, content: str) -> None:
+    (tmp_path / "adapter_config.json").write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=r"adapter_config\.json"):
+        check_adapter(tmp_path, "any")
+
+
+def test_adapter_without_weights(tmp_path: Path, tiny_llama: Path, adapter: Path) -> None:
+    text = (adapter / "adapter_config.json").read_text(encoding="utf-8")
+    (tmp_path / "adapter_config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match="does not fit the base model"):
+        merge_adapter(load(tiny_llama), tmp_path)
+
+
+def test_adapter_of_other_shapes(tmp_path: Path, tiny_llama: Path, adapter: Path) -> None:
+    weights = load_file(str(adapter / "adapter_model.safetensors"))
+    wider = {name: torch.cat([tensor, tensor], dim=-1) for name, tensor in weights.items()}
+    save_file(wider, str(tmp_path / "adapter_model.safetensors"))
+    text = (adapter / "adapter_config.json").read_text(encoding="utf-8")
+    (tmp_path / "adapter_config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match="does not fit the base model") as caught:
+        merge_adapter(load(tiny_llama), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def broken(adapter: Path, folder: Path) -> Path:
+    """The adapter with one weight that is not a number."""
+    weights = load_file(str(adapter / "adapter_model.safetensors"))
+    next(iter(weights.values()))[0, 0] = math.nan
+    save_file(weights, str(folder / "adapter_model.safetensors"))
+    shutil.copy(adapter / "adapter_config.json", folder)
+    return folder
+
+
+def test_adapter_that_is_not_finite(tmp_path: Path, tiny_llama: Path, adapter: Path) -> None:
+    with pytest.raises(InputError, match="holds weights that are not finite"):
+        merge_adapter(load(tiny_llama), broken(adapter, tmp_path))
+
+
+def test_half_precision_weights_are_summed_in_fp32_and_rounded_once(
+    tiny_llama: Path, adapter: Path
+) -> None:
+    exact = merge_adapter(load(tiny_llama).bfloat16().float(), adapter).state_dict()
+    merged = merge_adapter(load(tiny_llama).bfloat16(), adapter).state_dict()
+    changed = [name for name in exact if name.endswith("_proj.weight")]
+    assert len(changed) == 14
+    for name in changed:
+        assert torch.equal(merged[name], exact[name].bfloat16()), name
+
+
+# -- saved ----------------------------------------------------------------------------------------
+
+PLAIN_TRANSFORMERS = """
+import json, sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+assert "peft" not in sys.modules and "sologrpo" not in sys.modules
+folder, texts = sys.argv[1], json.loads(sys.argv[2])
+model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+tokenizer = AutoTokenizer.from_pretrained(folder)
+batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
+output = model.generate(**batch, max_new_tokens=24, do_sample=False)
+print(json.dumps(output[:, batch["input_ids"].size(1):].tolist()))
+"""
+
+
+def in_plain_transformers(folder: Path, texts: list[str]) -> list[list[int]]:
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN_TRANSFORMERS, str(folder), json.dumps(texts)],
+        capture_output=True, text=True, check=False, cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ids: list[list[int]] = json.loads(done.stdout)
+    return ids
+
+
+@torch.no_grad()
+def greedy(
+    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, texts: list[str]
+) -> list[list[int]]:
+    batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
+    output = model.generate(
+        **batch.to(model.device), max_new_tokens=24, do_sample=False, repetition_penalty=1.0
+    )
+    ids: list[list[int]] = output[:, batch["input_ids"].size(1) :].tolist()
+    return ids
+
+
+@pytest.fixture(scope="module")
+def tied_qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As Qwen2.5-1.5B-Instruct: tied embeddings, and a penalty in its generation config."""
+    folder = tmp_path_factory.mktemp("models") / "tied-qwen"
+    tokenizer = build_tokenizer()
+    model = build_model("qwen2", tokenizer)
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    model.generation_config.repetition_penalty = 1.1
+    model.save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+    return folder
+
+
+def test_fresh_process_without_peft_gives_the_same_greedy_outputs(
+    tmp_path: Path, tied_qwen: Path
+) -> None:
+    torch.manual_seed(2)
+    config = LoraConfig(
+        r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM"
+    )
+    trained = get_peft_model(load(tied_qwen), config)
+    trained.save_pretrained(str(tmp_path / "adapter"))
+    tokenizer = load_tokenizer(str(tied_qwen))
+    texts = ["Ana has 12 shells", "Tom gives away 3 of his 20 shells. How many are left?"]
+    expected = greedy(trained.eval(), tokenizer, texts)
+
+    merged = merge_adapter(load(tied_qwen), tmp_path / "adapter")
+    save_merged(merged, tokenizer, tmp_path / "merged")
+    assert in_plain_transformers(tmp_path / "merged", texts) == expected
+    assert expected != greedy(load(tied_qwen).eval(), tokenizer, texts)
+
+
+def test_tied_embeddings_pad_token_and_vocabulary_are_untouched(
+    tmp_path: Path, tied_qwen: Path, adapter: Path
+) -> None:
+    base = load(tied_qwen)
+    save_merged(base, load_tokenizer(str(tied_qwen)), tmp_path)
+    saved = load_file(str(tmp_path / "model.safetensors"))
+    assert "lm_head.weight" not in saved
+    assert saved["model.embed_tokens.weight"].shape[0] == VOCABULARY
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert config["tie_word_embeddings"] is True
+    assert config["vocab_size"] == VOCABULARY
+    before, after = (AutoTokenizer.from_pretrained(str(path)) for path in (tied_qwen, tmp_path))
+    assert after.pad_token == before.pad_token
+    assert len(after) == len(before)
+
+
+def test_generation_config_is_that_of_the_evaluation(tmp_path: Path, tied_qwen: Path) -> None:
+    model = load(tied_qwen)
+    model.generation_config.eos_token_id = 7  # the tokenizer's ends a completion too
+    tokenizer = load_tokenizer(str(tied_qwen))
+    save_merged(model, tokenizer, tmp_path)
+    saved = json.loads((tmp_path / "generation_config.json").read_text(encoding="utf-8"))
+    assert saved.get("repetition_penalty", 1.0) == 1.0
+    assert saved["eos_token_id"] == sorted([7, tokenizer.eos_token_id])
+
+
+def test_4bit_folder_reloads_as_nf4_with_double_quantisation(
+    tmp_path: Path, tiny_llama: Path, adapter: Path
+) -> None:
+    merged = merge_adapter(load(tiny_llama), adapter)
+    save_merged(merged, load_tokenizer(str(tiny_llama)), tmp_path / "merged")
+    save_4bit(tmp_path / "merged", tmp_path / "4bit")
+    reloaded = AutoModelForCausalLM.from_pretrained(str(tmp_path / "4bit"), dtype="auto")
+    layers = [m for m in reloaded.modules() if isinstance(m, bnb.nn.Linear4bit)]
+    assert len(layers) == 14
+    assert {layer.weight.quant_state.quant_type for layer in layers} == {"nf4"}
+    assert all(layer.weight.quant_state.nested for layer in layers)
+    far, near = (divergence(logits(load(tiny_llama)), logits(merged)),
+                 divergence(logits(merged), logits(reloaded)))  # fmt: skip
+    assert near < far / 10
+    assert AutoTokenizer.from_pretrained(str(tmp_path / "4bit")).pad_token is not None

@@ -1,0 +1,294 @@
+"""Model: NF4 on CPU that trains, adapters that move, a pad token that costs nothing."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import bitsandbytes as bnb
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from sologrpo.config.arguments import SoloGRPOConfig
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from trl import ModelConfig
+
+from sologrpo.device import fast_dtype
+from sologrpo.errors import InputError
+from sologrpo.model.loading import (
+    count_parameters,
+    keep_trainable_in_fp32,
+    load_base_model,
+    load_tokenizer,
+    pick_dtype,
+)
+from sologrpo.training.trainer import SoloGRPOTrainer
+from tiny import SIZES, VOCABULARY, digit_share, rows
+
+LORA = {"r": 8, "lora_alpha": 32, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+
+
+def load_nf4(path: Path) -> PreTrainedModel:
+    return load_base_model(
+        ModelConfig(
+            model_name_or_path=str(path),
+            load_in_4bit=True,
+            use_bnb_nested_quant=True,
+            dtype="float32",
+        )
+    )
+
+
+def nf4_layers(model: torch.nn.Module) -> list[bnb.nn.Linear4bit]:
+    return [module for module in model.modules() if isinstance(module, bnb.nn.Linear4bit)]
+
+
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    ids = torch.arange(100, 124, device=model.device).reshape(2, 12)
+    model.train()
+    model.zero_grad()
+    model(input_ids=ids, labels=ids).loss.backward()
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def nf4_with_adapter(path: Path) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return get_peft_model(load_nf4(path), LoraConfig(**LORA, init_lora_weights=False))
+
+
+def test_nf4_model_is_double_quantised_in_all_linear_layers(tiny_llama: Path) -> None:
+    layers = nf4_layers(load_nf4(tiny_llama))
+    assert len(layers) == 7 * SIZES["num_hidden_layers"]
+    for layer in layers:
+        assert layer.weight.quant_state.quant_type == "nf4"
+        assert layer.weight.quant_state.nested
+        assert layer.compute_dtype == torch.float32
+
+
+def test_nf4_model_with_adapter_learns(tiny_llama: Path) -> None:
+    model = nf4_with_adapter(tiny_llama)
+    ids = torch.arange(100, 124, device=model.device).reshape(2, 12)
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    frozen = [layer.weight.data.clone() for layer in nf4_layers(model)]
+    optimizer = torch.optim.AdamW(trainable, lr=1e-2)
+    losses = []
+    for _ in range(8):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    now = [layer.weight.data for layer in nf4_layers(model)]
+    assert all(torch.equal(before, after) for before, after in zip(frozen, now, strict=True))
+
+
+def test_forward_in_eval_mode_leaves_nf4_gradients_alone(tiny_llama: Path) -> None:
+    model = nf4_with_adapter(tiny_llama)
+    before = gradients(model)
+    model.eval()
+    with torch.no_grad():
+        model(input_ids=torch.arange(100, 116, device=model.device).reshape(1, 16))
+    after = gradients(model)
+    assert any(gradient.norm() > 0 for gradient in before.values())
+    for name, gradient in before.items():
+        torch.testing.assert_close(after[name], gradient, msg=name)
+
+
+def test_kernel_without_backward_is_off(tiny_llama: Path) -> None:
+    # The kernel needs AVX512-BF16, which few test machines have; the switch is checked on all.
+    layers = nf4_layers(load_nf4(tiny_llama))
+    assert all(layer.support_avx512bf16_for_cpu is False for layer in layers)
+    # What the switch switches must still be there.
+    fresh = bnb.nn.Linear4bit(64, 64)
+    assert hasattr(fresh, "support_avx512bf16_for_cpu")
+
+
+def nf4_trainer(path: Path, output: Path, learning_rate: float) -> SoloGRPOTrainer:
+    args = SoloGRPOConfig(
+        output_dir=str(output),
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_completion_length=12,
+        learning_rate=learning_rate,
+        lr_scheduler_type="constant",
+        max_steps=3,
+        bf16=False,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    prompts = [{"prompt": [{"role": "user", "content": row["question"]}]} for row in rows(6)]
+    return SoloGRPOTrainer(
+        model=load_nf4(path),
+        reward_funcs=digit_share,
+        args=args,
+        train_dataset=Dataset.from_list(prompts),
+        processing_class=load_tokenizer(str(path)),
+        peft_config=LoraConfig(**LORA),
+    )
+
+
+def input_hooks(model: PreTrainedModel) -> int:
+    return len(model.get_input_embeddings()._forward_hooks)
+
+
+def test_hooks_on_the_embedding_do_not_pile_up(tiny_llama: Path, tmp_path: Path) -> None:
+    trainer = nf4_trainer(tiny_llama, tmp_path, learning_rate=1e-6)
+    assert trainer.args.gradient_checkpointing
+    trainer.train()
+    assert trainer.state.global_step > 2
+    assert input_hooks(trainer.model) == 1
+
+
+def test_transformers_still_forgets_its_hooks(tiny_llama: Path) -> None:
+    # When this fails, `keep_one_input_hook` can go.
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama)
+    for _ in range(3):
+        model.gradient_checkpointing_enable()
+        model.gradient_checkpointing_disable()
+    assert input_hooks(model) == 3
+
+
+def trainable(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def share_that_differs(
+    before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], kind: str
+) -> float:
+    names = [name for name in before if kind in name]
+    assert names
+    moved = sum(int((before[name] != after[name]).sum()) for name in names)
+    return moved / sum(before[name].numel() for name in names)
+
+
+def test_small_learning_rate_moves_the_adapter_of_a_4bit_model(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    trainer = nf4_trainer(tiny_llama, tmp_path, learning_rate=1e-6)
+    before = trainable(trainer.model)
+    assert {tensor.dtype for tensor in before.values()} == {torch.float32}
+    trainer.train()
+    after = trainable(trainer.model)
+    assert share_that_differs(before, after, "lora_B") > 0.95
+    # The gradient of A is zero until B has moved, so A moves from the second step on.
+    assert share_that_differs(before, after, "lora_A") > 0.95
+
+
+def test_only_trainable_parameters_become_fp32() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)).to(torch.bfloat16)
+    model[0].requires_grad_(False)
+    keep_trainable_in_fp32(model)
+    assert model[0].weight.dtype == torch.bfloat16
+    assert model[1].weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen"])
+def test_pad_token_differs_from_the_end_and_needs_no_new_row(
+    family: str, request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(family)
+    tokenizer = load_tokenizer(str(path))
+    model = load_nf4(path)
+    assert tokenizer.padding_side == "left"
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
+    assert tokenizer.pad_token_id < model.get_input_embeddings().num_embeddings
+    assert model.get_input_embeddings().num_embeddings == VOCABULARY
+
+
+def save_tokenizer(path: Path, source: Path, **changes: Any) -> str:
+    tokenizer = load_tokenizer(str(source))
+    for name, value in changes.items():
+        setattr(tokenizer, name, value)
+    tokenizer.save_pretrained(str(path))
+    return str(path)
+
+
+@pytest.mark.parametrize("pad_token", [None, "<|im_end|>"])
+def test_missing_pad_token_becomes_a_spare_one(
+    tmp_path: Path, tiny_llama: Path, pad_token: str | None
+) -> None:
+    tokenizer = load_tokenizer(save_tokenizer(tmp_path, tiny_llama, pad_token=pad_token))
+    assert tokenizer.pad_token == "<|endoftext|>"
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert len(tokenizer) == VOCABULARY
+
+
+def test_without_a_spare_token_padding_is_the_end(tmp_path: Path, tiny_llama: Path) -> None:
+    changes = {"pad_token": None, "eos_token": "<|endoftext|>"}
+    tokenizer = load_tokenizer(save_tokenizer(tmp_path, tiny_llama, **changes))
+    assert tokenizer.pad_token == tokenizer.eos_token
+    assert len(tokenizer) == VOCABULARY
+
+
+def test_count_parameters_of_a_4bit_model(tiny_llama: Path) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(str(tiny_llama))
+    total = sum(math.prod(p.shape) for p in plain.parameters())
+    assert count_parameters(plain) == (total, total)
+    model = nf4_with_adapter(tiny_llama)
+    adapter = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
+    assert count_parameters(model) == (adapter, total + adapter)
+
+
+@pytest.mark.parametrize(
+    ("requested", "expected"),
+    [("float32", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float16)],
+)
+def test_pick_dtype_as_requested(requested: str, expected: torch.dtype) -> None:
+    assert pick_dtype(requested) is expected
+
+
+@pytest.mark.parametrize(
+    ("cuda", "native_bf16", "expected"),
+    [
+        (True, True, torch.bfloat16),
+        (True, False, torch.float16),
+        (False, True, torch.bfloat16),
+        (False, False, torch.float32),
+    ],
+)
+def test_pick_dtype_by_device(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, native_bf16: bool, expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: native_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: native_bf16)
+    assert fast_dtype() is expected
+    assert pick_dtype("auto") is expected
+    assert pick_dtype(None) is expected
+
+
+def test_unknown_dtype_is_bad_input() -> None:
+    with pytest.raises(InputError, match="bfloat17"):
+        pick_dtype("bfloat17")
+
+
+def test_unknown_model_names_a_way_that_works() -> None:
+    for load in (load_tokenizer, lambda name: load_base_model(ModelConfig(name))):
+        with pytest.raises(InputError, match=r"'nobody/nothing'.*local folder works") as caught:
+            load("nobody/nothing")
+        assert "\n" not in str(caught.value)
+
+
+OUT_OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    MemoryError(),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+]
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY)
+def test_model_that_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, tiny_llama: Path, error: Exception
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(InputError, match=r"does not fit into memory .*smaller model"):
+        load_nf4(tiny_llama)

@@ -1,0 +1,521 @@
+"""The check before a run: sound rewards pass it, and each way a reward can fail is found."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rewards import PROMPT_FORMATS as JUDGED_FORMATS
+from rewards import is_correct
+from rewards.__main__ import main
+from sologrpo.config.parsing import parse_config
+from sologrpo.plan.reward_check import (
+    RewardResult,
+    Trial,
+    check_hostile,
+    check_run,
+    hostile_completions,
+    render,
+)
+from sologrpo.prompts import PROMPT_FORMATS
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted(path.name for path in (ROOT / "configs").glob("*.yaml"))
+TINY_CONFIG = """
+model_name_or_path: no-such-model
+per_device_train_batch_size: 8
+num_generations: 4
+max_completion_length: 120
+"""
+PROBLEMS = [
+    ("She sells 9 * 2 = <<9*2=18>>18 eggs.", "18"),
+    ("That is 40 * 30 = <<40*30=1200>>1200 dollars.", "1,200"),
+    ("He loses 2 - 7 = <<2-7=-5>>-5 points.", "-5"),
+    ("Nothing is left: 6 - 6 = <<6-6=0>>0.", "0"),
+    ("", "61"),
+    ("Of 6 rows each has 10, so 6 * 10 = <<6*10=60>>60 seats.", "60"),
+]
+REWARDS = """
+import asyncio
+import re
+
+from rewards import is_correct
+
+calls = []
+
+
+def gold_of(answer):
+    return answer.rpartition("####")[2].strip().replace(",", "")
+
+
+def texts(completions):
+    return [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+
+
+def numbers(completions):
+    return [re.findall("-?[0-9]+", text) or [""] for text in texts(completions)]
+
+
+def recorded(completions, **kwargs):
+    calls.append(kwargs | {"completions": completions})
+    return [float(len(text)) for text in texts(completions)]
+
+
+def substring(completions, answer, **kwargs):
+    return [float(gold_of(a) in text) for text, a in zip(texts(completions), answer)]
+
+
+def last_number(completions, answer, **kwargs):
+    return [float(n[-1] == gold_of(a)) for n, a in zip(numbers(completions), answer)]
+
+
+def first_number(completions, answer, **kwargs):
+    return [float(n[0] == gold_of(a)) for n, a in zip(numbers(completions), answer)]
+
+
+def with_commas(completions, answer, **kwargs):
+    golds = [a.rpartition("####")[2].strip() for a in answer]
+    return [float(f"\\n{g}\\n</answer>" in text) for text, g in zip(texts(completions), golds)]
+
+
+async def judged_async(completions, answer, prompt_format, **kwargs):
+    await asyncio.sleep(0)
+    rows = zip(texts(completions), answer, prompt_format)
+    return [is_correct(*row) for row in rows]
+
+
+def judged_where_positive(completions, answer, **kwargs):
+    rows = zip(texts(completions), answer)
+    return [None if "-" in gold_of(a) else is_correct(text, a) for text, a in rows]
+
+
+def short(completions, **kwargs):
+    return [1.0 if len(text) <= 75 else 0.0 for text in texts(completions)]
+
+
+def characters(completions, **kwargs):
+    return [len(text) / 1000 for text in texts(completions)]
+
+
+def constant(completions, **kwargs):
+    return [0.5] * len(completions)
+
+
+def silent(completions, **kwargs):
+    return [None] * len(completions)
+
+
+def too_few(completions, **kwargs):
+    return [1.0]
+
+
+def not_a_number(completions, **kwargs):
+    return [float("nan")] * len(completions)
+
+
+def crashing(completions, **kwargs):
+    return [1 / len(text) for text in texts(completions)]
+
+
+def undeclared_ids(completions, **kwargs):
+    return [float(len(ids)) for ids in kwargs["completion_ids"]]
+
+
+def needs_a_column(completions, hint, **kwargs):
+    return [0.0] * len(completions)
+"""
+
+
+@pytest.fixture
+def arguments(tmp_path, monkeypatch):
+    """Command lines for the tiny config and data, with the rewards above under `tried:`."""
+    config, data = tmp_path / "tiny.yaml", tmp_path / "problems.jsonl"
+    config.write_text(TINY_CONFIG)
+    rows = [
+        {"question": f"Question {i}?", "answer": f"{solution}\n#### {gold}", "kind": f"kind {i}"}
+        for i, (solution, gold) in enumerate(PROBLEMS)
+    ]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "tried.py").write_text(REWARDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "tried", raising=False)
+
+    def build(*rewards, weights=(), **keys):
+        pairs = [x for key, value in keys.items() for x in (f"--{key}", str(value))]
+        weighted = ["--reward_weights", *map(str, weights)] if weights else []
+        named = ["--rewards", *rewards] if rewards else []
+        return ["--config", str(config), "--dataset_name", str(data), *named, *weighted, *pairs]
+
+    return build
+
+
+@pytest.fixture
+def check(arguments):
+    return lambda *rewards, **keys: check_run(arguments(*rewards, **keys))
+
+
+def failed_cases(report):
+    return {result.case for result in report.hostile if result.problem}
+
+
+# --- what is shipped passes ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_shipped_configs_pass(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    report = check_run(["--config", f"configs/{name}", "--dataset_name", "quickstart"])
+    assert report.failures == 0, report.text()
+    assert {reward.golds_at_best for reward in report.rewards} == {2_000}
+    assert report.text().endswith("all checks passed")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_shipped_configs_pass_on_gsm8k(name, monkeypatch):
+    folder = Path(os.environ.get("SOLOGRPO_GSM8K") or ROOT.parent / "shared" / "gsm8k")
+    if not (folder / "train.jsonl").is_file():
+        pytest.skip(f"GSM8K is not at {folder}; name its folder in SOLOGRPO_GSM8K")
+    monkeypatch.chdir(ROOT)
+    report = check_run(["--config", f"configs/{name}", "--dataset_name", str(folder)])
+    assert report.failures == 0, report.text()
+    assert {reward.golds_at_best for reward in report.rewards} == {7_473}
+
+
+@pytest.mark.parametrize("prompt_format", PROMPT_FORMATS)
+def test_the_rewards_of_a_prompt_format_pass(check, prompt_format):
+    report = check(prompt_format=prompt_format)
+    assert report.failures == 0, report.text()
+    assert [reward.name for reward in report.rewards] == [*PROMPT_FORMATS[prompt_format].rewards]
+    assert {reward.golds_at_best for reward in report.rewards} == {len(PROBLEMS)}
+
+
+# --- the hostile completions --------------------------------------------------------------------
+
+
+def test_every_format_of_the_judge_has_its_tricks():
+    assert set(PROMPT_FORMATS) == set(JUDGED_FORMATS)
+
+
+@pytest.mark.parametrize("prompt_format", PROMPT_FORMATS.values(), ids=lambda f: f.name)
+@pytest.mark.parametrize("gold", [18, 1200, -5, 0, 1, 60, 61, -1])
+def test_tricks_are_wrong_by_the_judge_and_the_answer_is_right(prompt_format, gold):
+    tricks = hostile_completions(prompt_format, f"It is {gold}.", gold)
+    right = render(prompt_format, f"It is {gold}.", str(gold))
+    assert is_correct(right, f"#### {gold}", prompt_format.name)
+    fooled = [
+        case
+        for case, text in tricks.items()
+        if is_correct(text, f"#### {gold}", prompt_format.name)
+    ]
+    assert fooled == []
+    assert len(set(tricks.values())) == len(tricks)
+
+
+@pytest.mark.parametrize("prompt_format", PROMPT_FORMATS.values(), ids=lambda f: f.name)
+def test_most_tricks_hold_the_right_number(prompt_format):
+    tricks = hostile_completions(prompt_format, "...", 12345)
+    without = {case for case, text in tricks.items() if "12345" not in text}
+    assert without == {
+        *("empty text", "echo of the instruction", "wrong number, perfect format"),
+        *("unevaluated arithmetic", "instruction to the grader"),
+    }
+
+
+def test_the_runs_own_system_prompt_is_echoed():
+    xml = PROMPT_FORMATS["xml"]
+    assert hostile_completions(xml, "...", 1, "Say it.")["echo of the instruction"] == "Say it."
+    assert hostile_completions(xml, "...", 1)["echo of the instruction"] == xml.system_prompt
+
+
+# --- rewards that are fooled --------------------------------------------------------------------
+
+
+def test_a_substring_match_is_found_out(check):
+    report = check("strict_format", "tried:substring", weights=[0.2, 1])
+    assert {"wrong number, perfect format", "answer 'not N'"} <= failed_cases(report)
+    assert "answer not closed" not in failed_cases(report)  # strict_format makes that one not pay
+    assert report.failures == len(failed_cases(report))
+    assert f"{report.failures} checks failed" in report.text()
+
+
+def test_the_last_number_is_found_out(check):
+    report = check("strict_format", "tried:last_number", weights=[0.2, 1])
+    assert {"list of numbers as the answer", "answer 'not N'"} <= failed_cases(report)
+    assert "answer 'N or N+1'" not in failed_cases(report)
+
+
+def test_what_fails_is_shown_with_its_scores(check):
+    report = check("tried:substring")
+    (line,) = [x for x in report.text().splitlines() if x.startswith("FAIL right number, no")]
+    assert "pays 1, the right answer 1" in line
+    assert "substring 1.0" in line
+    assert "'The answer is 18.'" in line
+
+
+def test_format_alone_does_not_reward_the_answer(check):
+    assert "wrong number, perfect format" in failed_cases(check("strict_format"))
+    assert "wrong number, perfect format" in failed_cases(
+        check("strict_format", "answer_correctness", weights=[1, 0])
+    )
+
+
+def test_a_hole_in_the_judge_fails_though_other_rewards_make_it_not_pay(check, monkeypatch):
+    def with_hole(completion, gold, prompt_format):
+        return "not" in completion or is_correct(completion, gold, prompt_format)
+
+    monkeypatch.setattr("rewards.correctness.is_correct", with_hole)
+    report = check("strict_format", "answer_correctness", "tried:last_number", weights=[1, 1, 5])
+    (hostile,) = [x for x in report.hostile if x.case == "echo of the instruction"]
+    assert hostile.weighted_sum < hostile.right_sum
+    assert hostile.problem == ""
+    (hostile,) = [x for x in report.hostile if x.case == "answer 'not N'"]
+    assert hostile.problem.startswith("answer_correctness takes it for right")
+
+
+def test_a_gate_for_completions_is_reckoned_with(check):
+    """Paid by length alone: the gate takes that from wrong answers, however long."""
+    rewards, weights = ("answer_correctness", "tried:characters"), [0.01, 1]
+    ungated = check(*rewards, weights=weights, outcome_reward="answer_correctness")
+    gated = check(
+        *rewards,
+        weights=weights,
+        outcome_reward="answer_correctness",
+        outcome_gate="completion",
+    )
+    assert failed_cases(ungated) == {"stuffed with answers"}
+    assert failed_cases(gated) == set()
+
+
+def test_of_the_tried_rows_the_one_where_a_trick_pays_best_is_shown():
+    trials = [Trial(row, "right answer", "", right=True) for row in range(3)]
+    trials += [Trial(row, "trick", "") for row in range(3)]
+    reward = RewardResult("reward", weight=2.0, scores=[1.0, 5.0, None, 0.5, 4.75, -3.0])
+    (trick,) = check_hostile([reward], trials, ["1", "2", "3"])
+    assert (trick.weighted_sum, trick.right_sum, trick.problem) == (9.5, 10.0, "")
+    reward.scores[5] = 0.0  # as little as the right answer, which could not be judged
+    (trick,) = check_hostile([reward], trials, ["1", "2", "3"])
+    assert trick.problem.startswith("pays 0, the right answer 0; gold 3, reward 0.0")
+
+
+def test_a_row_that_fools_the_judge_is_shown_before_one_that_pays_better():
+    trials = [Trial(row, "right answer", "", right=True) for row in range(2)]
+    trials += [Trial(row, "trick", "") for row in range(2)]
+    judge = RewardResult("judge", weight=1.0, is_judge=True, scores=[1.0, 1.0, 1.0, 0.0])
+    other = RewardResult("other", weight=1.0, scores=[9.0, 9.0, 0.0, 9.0])
+    (trick,) = check_hostile([judge, other], trials, ["1", "2"])
+    assert trick.problem.startswith("judge takes it for right; gold 1")
+
+
+# --- rewards that miss right answers ------------------------------------------------------------
+
+
+def test_golds_that_fall_short_are_counted_and_the_first_is_shown(check):
+    report = check("strict_format", "tried:with_commas")
+    (problem,) = report.rewards[1].problems
+    assert problem == ("1 of 6 golds miss the best score 1; the first is row 2, gold 1200: 0")
+    assert report.rewards[1].golds_at_best == 5
+
+
+def test_a_reward_that_reads_the_reasoning_for_the_answer_fails(check):
+    report = check("strict_format", "tried:first_number")
+    assert report.rewards[1].golds_at_best == 1  # the row without a solution
+    assert len(report.rewards[1].problems) == 1
+    assert not report.rewards[1].remarks
+
+
+@pytest.mark.parametrize(("reward", "at_best"), [("short", 4), ("characters", 0)])
+def test_a_reward_for_length_only_gets_a_remark(check, reward, at_best):
+    report = check("answer_correctness", f"tried:{reward}", weights=[10, 1])
+    length = report.rewards[1]
+    assert length.golds_at_best == at_best
+    assert length.problems == []
+    assert length.remarks[0].endswith(", for its length")
+    assert report.failures == 0
+
+
+def test_with_a_negative_weight_the_lowest_score_is_best(check):
+    report = check("answer_correctness", "tried:short", weights=[10, -1])
+    assert report.rewards[1].golds_at_best == 2
+    assert report.failures == 0
+
+
+def test_none_is_not_judged(check):
+    report = check("strict_format", "tried:judged_where_positive")
+    judged = report.rewards[1]
+    assert (judged.golds_judged, judged.golds_at_best) == (5, 5)
+    assert judged.remarks == ["cannot judge 1 of 6 golds (None)"]
+    # Where the answer is not judged, the wrong one earns as much as the right one.
+    assert "wrong number, perfect format" in failed_cases(report)
+
+
+# --- rewards that teach nothing -----------------------------------------------------------------
+
+
+def test_a_constant_fails(check):
+    report = check("answer_correctness", "tried:constant", weights=[1, 0.1])
+    assert report.rewards[1].problems == [
+        "gives 0.5 to every completion: a constant teaches nothing"
+    ]
+    assert report.failures == 1
+    assert report.text().endswith("1 check failed")
+
+
+def test_a_reward_of_another_prompt_format_is_a_constant(check):
+    report = check("answer_correctness", "boxed_correctness")
+    assert "constant" in report.rewards[1].problems[0]
+
+
+def test_nothing_but_none_fails(check):
+    report = check("answer_correctness", "tried:silent")
+    assert report.rewards[1].problems == ["returned None for every completion: it teaches nothing"]
+
+
+def test_a_constant_without_weight_is_a_remark(check):
+    report = check("answer_correctness", "tried:constant", weights=[1, 0])
+    assert "constant" in report.rewards[1].remarks[0]
+    assert report.failures == 0
+
+
+# --- token ids ----------------------------------------------------------------------------------
+
+
+def test_without_the_tokenizer_rewards_of_token_ids_are_left_out(check):
+    report = check("answer_correctness", "completion_length")
+    assert report.failures == 0
+    assert "not checked completion_length: needs the tokenizer of no-such-model" in report.text()
+
+
+def test_length_in_tokens_only_gets_a_remark(check, tiny_llama):
+    report = check(
+        "answer_correctness", "reasoning_length", weights=[1, 0.5], model_name_or_path=tiny_llama
+    )
+    assert report.failures == 0, report.text()
+    length = report.rewards[1]
+    assert 0 < length.golds_at_best < len(PROBLEMS)
+    assert length.remarks[0].endswith(", for its length")
+
+
+def test_a_limit_that_no_completion_can_reach_is_a_constant(check, tiny_llama):
+    """Completions end at max_completion_length, here 120 tokens; the reward's limit is 100."""
+    rewards = ("answer_correctness", "completion_length")
+    assert check(*rewards, model_name_or_path=tiny_llama).failures == 0
+    report = check(*rewards, model_name_or_path=tiny_llama, max_completion_length=100)
+    assert "constant" in report.rewards[1].problems[0]
+
+
+def test_undeclared_token_ids_are_passed_as_in_training(check, tiny_llama):
+    report = check(
+        "answer_correctness",
+        "tried:undeclared_ids",
+        weights=[1, 0.0001],
+        model_name_or_path=tiny_llama,
+    )
+    assert max(report.rewards[1].judged) == 120  # max_completion_length
+    assert report.rewards[1].fault == ""
+
+
+# --- the calling convention ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("prompt_format", "chat"), [("xml", True), ("r1_zero", False)])
+def test_rewards_are_called_as_trl_calls_them(check, prompt_format, chat):
+    check("tried:recorded", prompt_format=prompt_format)
+    import tried
+
+    assert max(len(call["completions"]) for call in tried.calls) == 8  # generation_batch_size
+    call = tried.calls[0]
+    assert call["kind"][:6] == [f"kind {i}" for i in range(6)]
+    assert call["answer"][1].endswith("#### 1,200")
+    assert call["prompt_format"][0] == prompt_format
+    assert "prompt" not in call
+    assert call["trainer_state"] is None
+    call["log_extra"]("column", ["x"])
+    call["log_metric"]("metric", 1.0)
+    if chat:
+        assert call["prompts"][0][-1] == {"role": "user", "content": "Question 0?"}
+        (message,) = call["completions"][0]
+        assert message["role"] == "assistant"
+        assert message["content"].startswith("<thinking>\nShe sells 9 * 2 = 18 eggs.\n</thinking>")
+    else:
+        assert call["prompts"][0].endswith("User: Question 0?\nAssistant: <think>")
+        assert call["completions"][0].startswith("She sells 9 * 2 = 18 eggs. </think>")
+
+
+def test_an_async_reward_scores_like_a_plain_one(check):
+    report = check("answer_correctness", "tried:judged_async")
+    assert report.failures == 0
+    assert report.rewards[1].scores == report.rewards[0].scores
+
+
+@pytest.mark.parametrize(
+    ("reward", "problem"),
+    [
+        ("too_few", "returned 1 scores for"),
+        ("not_a_number", "returned nan"),
+        ("crashing", "raised ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_broken_reward_is_named_and_the_others_are_checked(check, reward, problem):
+    report = check(f"tried:{reward}", "answer_correctness")
+    broken, sound = report.rewards
+    assert broken.problems[0].startswith(problem)
+    assert report.failures == 1
+    assert sound.golds_at_best == len(PROBLEMS)
+    assert f"FAIL {reward}: {problem}" in report.text()
+    assert "not checked: the hostile completions" in report.text()
+
+
+def test_a_crash_shows_the_completion_and_the_traceback(check):
+    text = check("tried:crashing", "answer_correctness").text()
+    assert "completion: ''" in text
+    assert "return [1 / len(text) for text in texts(completions)]" in text
+    assert "reward_check.py" not in text
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+
+def exit_code(*arguments):
+    with pytest.raises(SystemExit) as exit:
+        main(["check", *arguments])
+    return exit.value.code
+
+
+def test_exit_codes_and_output(arguments, capsys):
+    assert exit_code(*arguments("strict_format", "answer_correctness")) == 0
+    output = capsys.readouterr().out.splitlines()
+    assert output[0].startswith("2 rewards, prompt format xml, 6 rows of")
+    assert output[2].split() == ["reward", "weight", "min", "max", "golds", "at", "best"]
+    assert output[3].split() == ["strict_format", "1", "-1", "1", "6", "of", "6", "ok"]
+    assert output[-1] == "all checks passed"
+
+    assert exit_code(*arguments("tried:substring", "tried:crashing")) == 1
+    assert capsys.readouterr().out.endswith("\n1 check failed\n")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (["--reward", "strict_format"], "unknown key 'reward'"),
+        (["--rewards", "strict_fromat"], "did you mean 'strict_format'?"),
+        (["--rewards", "tried:needs_a_column"], "hint"),
+        (["--dataset_name", "no/such/folder.jsonl"], "no/such/folder.jsonl"),
+        (["--config", "no/such.yaml"], "no config file no/such.yaml"),
+        ([], "no model"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, mistake, message, capsys):
+    given = [] if not mistake or "--config" in mistake else arguments()
+    assert exit_code(*given, *mistake) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert len(output.err.splitlines()) == 1
+    assert message in output.err
+
+
+def test_takes_every_key_of_a_run(arguments):
+    given = arguments("answer_correctness", beta=0.02, system_prompt="Two words")
+    run, args, _ = parse_config(given)
+    assert (args.beta, run.system_prompt) == (0.02, "Two words")
+    assert exit_code(*given) == 0

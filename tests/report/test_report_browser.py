@@ -1,0 +1,217 @@
+"""The report in a real browser: headless Chromium, driven by Playwright, from file:// alone."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from made_up_run import ATTACK, attack_everywhere, metric_rows, write_run
+from sologrpo.report.charts import series
+from sologrpo.report.report import write_comparison, write_report
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on the PATH")
+
+DESKTOP = {"width": 1280, "height": 900}
+PHONE = {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: Any) -> Path:
+    path = write_run(tmp_path_factory.mktemp("runs") / "quickstart")
+    write_report(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def comparison(run_dir: Path) -> Path:
+    return write_comparison([run_dir, write_run(run_dir.parent / "other")])
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM)
+        yield browser
+        browser.close()
+
+
+class Tab:
+    """An open page, and all that it complained of or asked the network for."""
+
+    def __init__(self, chromium: Any, path: Path, **context: Any) -> None:
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page = chromium.new_context(**{"viewport": DESKTOP} | context).new_page()
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(path.as_uri())
+
+    def entries(self, list_id: str) -> Any:
+        """What can be seen of a list."""
+        return self.page.locator(f"#{list_id} [data-verdict]:visible")
+
+    def filters(self, list_id: str) -> Any:
+        return self.page.locator(f"form[data-list={list_id}]")
+
+
+@pytest.fixture
+def tab(chromium: Any, run_dir: Path) -> Iterator[Tab]:
+    opened = Tab(chromium, run_dir / "report.html")
+    yield opened
+    opened.page.context.close()
+    assert opened.complaints == []
+
+
+def attributes(entries: Any, name: str) -> list[str]:
+    return [entry.get_attribute(f"data-{name}") for entry in entries.all()]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE])
+def test_pages_open_without_complaint_and_without_network(
+    chromium: Any, run_dir: Path, comparison: Path, size: dict[str, int], scheme: str
+) -> None:
+    for path in (run_dir / "report.html", comparison):
+        tab = Tab(chromium, path, viewport=size, color_scheme=scheme)
+        assert tab.requests == [path.as_uri()]
+        width = tab.page.evaluate("document.documentElement.scrollWidth")
+        assert width == size["width"]  # nothing is wider than the screen
+        shade = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        red, green, blue = map(int, re.findall(r"\d+", shade))
+        assert (red + green + blue < 150) == (scheme == "dark")
+        assert tab.complaints == []
+        tab.page.context.close()
+
+
+def test_hostile_output_stays_text(chromium: Any, tmp_path: Path) -> None:
+    attack_everywhere(tmp_path)
+    tab = Tab(chromium, write_report(tmp_path))
+    tab.filters("completion-list").get_by_label("open all").check()
+    tab.filters("problem-list").get_by_label("open all").check()
+    tab.page.locator("figure").first.hover()
+    assert tab.page.locator("#completion-list pre").first.inner_text() == ATTACK
+    assert tab.page.title() == f"{tmp_path.name}: training report"
+    assert tab.page.locator("img").count() == 0
+    assert tab.complaints == []
+    assert len(tab.requests) == 1
+
+
+def test_policy_stops_other_scripts(chromium: Any, run_dir: Path) -> None:
+    tab = Tab(chromium, run_dir / "report.html")
+    tab.page.evaluate(
+        "document.body.append(Object.assign(document.createElement('script'),"
+        " {textContent: 'document.title = \"owned\"'}))"
+    )
+    assert tab.page.title() == "quickstart: training report"
+    assert "Content Security Policy" in tab.complaints[0]
+
+
+def test_problems_are_filtered_by_verdict_and_flag(tab: Tab) -> None:
+    entries, filters = tab.entries("problem-list"), tab.filters("problem-list")
+    assert entries.count() == 12
+    assert filters.locator("output").inner_text() == "60 in all"
+    filters.get_by_label("verdict").select_option("newly wrong")
+    assert attributes(entries, "verdict") == ["newly wrong"] * 3
+    assert filters.locator("output").inner_text() == "3 of 60 match"
+    filters.get_by_label("with an answer").select_option("truncated")
+    assert entries.count() == 0  # the problems 9, 27 and 45; truncated are multiples of 11
+    filters.get_by_label("verdict").select_option("")
+    assert filters.locator("output").inner_text() == "6 of 60 match"
+    filters.get_by_role("button", name="reset").click()
+    assert filters.locator("output").inner_text() == "60 in all"
+    assert entries.count() == 12
+
+
+def test_problems_are_shown_a_page_at_a_time(tab: Tab) -> None:
+    entries = tab.entries("problem-list")
+    more = tab.page.locator("#problem-list + button")
+    entries.nth(1).locator("summary").click()
+    more.click()
+    assert entries.count() == 24
+    assert entries.nth(1).get_attribute("open") is not None  # what was opened stays open
+    for _ in range(3):
+        more.click()
+    assert entries.count() == 60
+    assert not more.is_visible()
+
+
+def test_completions_are_filtered_by_verdict_reward_and_step(tab: Tab) -> None:
+    entries, filters = tab.entries("completion-list"), tab.filters("completion-list")
+    assert filters.locator("output").inner_text() == "224 in all"
+    filters.get_by_label("verdict").select_option("right")
+    assert set(attributes(entries, "verdict")) == {"right"}
+    assert filters.locator("output").inner_text() == "28 of 224 match"
+    filters.get_by_label("reward from").fill("1.5")
+    assert set(attributes(entries, "reward")) == {"2"}
+    assert filters.locator("output").inner_text() == "14 of 224 match"
+    filters.get_by_label("step").select_option("19")
+    assert attributes(entries, "step") == ["19"]
+    filters.get_by_label("to", exact=True).fill("1.9")
+    assert entries.count() == 0
+    filters.get_by_role("button", name="reset").click()
+    filters.get_by_label("advantage").select_option("no signal")
+    assert filters.locator("output").inner_text() == "112 of 224 match"
+
+
+def test_search_finds_questions_and_completions(tab: Tab) -> None:
+    entries, filters = tab.entries("completion-list"), tab.filters("completion-list")
+    search = filters.get_by_label("search")
+    search.press_sequentially("  37 + 5")
+    assert filters.locator("output").inner_text() == "1 of 224 match"
+    assert "37 + 5" in entries.inner_text()
+    search.fill("WHAT IS 37 + 1?")  # of all eight of the group
+    assert entries.count() == 8
+    search.press("Enter")
+    assert entries.count() == 8
+    filters.get_by_label("open all").check()
+    assert entries.locator("pre:visible").count() == 8
+    filters.get_by_label("open all").uncheck()
+    assert entries.locator("pre:visible").count() == 0
+    # A form with a single text box is sent by Enter, unless that is prevented.
+    tab.filters("problem-list").get_by_label("search").press("Enter")
+    search.fill("nowhere")
+    assert entries.count() == 0
+    assert not tab.page.locator("#completion-list article:visible").count()
+
+
+def test_charts_are_read_out_under_the_pointer(tab: Tab) -> None:
+    logged = dict(series(metric_rows(), "entropy"))
+    figure = tab.page.get_by_label("Entropy (nats a token) over training steps")
+    readout = figure.locator(".readout")
+    assert not readout.is_visible()
+    figure.locator(".plot").hover()
+    assert readout.is_visible()
+    found = re.fullmatch(r"step (\d+)\s+entropy\s*([\d.]+)", readout.inner_text())
+    assert found is not None
+    assert 15 < int(found[1]) < 25  # the middle of 40
+    assert float(found[2]) == pytest.approx(logged[int(found[1])], rel=1e-3)
+    tab.page.mouse.move(5, 5)
+    assert not readout.is_visible()
+
+
+def test_charts_are_read_out_with_the_arrow_keys(tab: Tab) -> None:
+    figure = tab.page.get_by_label("Reward over training steps")
+    readout = figure.locator(".readout")
+    figure.press("ArrowLeft")
+    assert "step 40" in readout.inner_text()
+    assert re.search(r"validation accuracy\s*51 %", readout.inner_text())
+    figure.press("ArrowLeft")
+    assert "step 39" in readout.inner_text()
+    assert "validation" not in readout.inner_text()
+    figure.press("ArrowRight")
+    figure.press("ArrowRight")  # there is no step 41
+    assert "step 40" in readout.inner_text()
+
+
+def test_everything_is_there_without_scripts(chromium: Any, run_dir: Path) -> None:
+    tab = Tab(chromium, run_dir / "report.html", java_script_enabled=False)
+    assert tab.entries("problem-list").count() == 60
+    assert tab.entries("completion-list").count() == 224
+    assert not tab.filters("problem-list").is_visible()

@@ -1,0 +1,347 @@
+"""Intervals and tests against published examples, brute force and properties."""
+
+import math
+import subprocess
+import sys
+from fractions import Fraction
+from itertools import combinations, permutations, product
+from random import Random
+from statistics import NormalDist, quantiles
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sologrpo.scoring.statistics import (
+    clustered_interval,
+    compare_paired,
+    majority_share,
+    mcnemar_exact,
+    paired_difference_interval,
+    pass_at_k,
+    percentile,
+    wilson_interval,
+)
+
+counts = st.integers(0, 300)
+tables = st.tuples(counts, counts, counts, counts).filter(any)
+Z95 = NormalDist().inv_cdf(0.975)
+
+
+# Newcombe, "Two-sided confidence intervals for the single proportion", Statistics in Medicine 17
+# (1998) 857-872, table I, method 3.
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_wilson_published(successes: int, n: int, low: float, high: float) -> None:
+    assert wilson_interval(successes, n) == pytest.approx((low, high), abs=5e-5)
+
+
+@given(st.integers(1, 3000), st.data())
+def test_wilson_ends_solve_the_score_equation(n: int, data: st.DataObject) -> None:
+    successes = data.draw(st.integers(0, n))
+    low, high = wilson_interval(successes, n)
+    assert 0 <= low <= successes / n <= high <= 1
+    for end in (low, high):
+        distance = abs(successes / n - end)
+        expected = Z95 * math.sqrt(end * (1 - end) / n)
+        # At 0 and 1 both sides vanish, and the square root magnifies rounding.
+        assert distance == pytest.approx(expected, abs=1e-7)
+
+
+@given(st.integers(1, 500), st.data())
+def test_wilson_is_symmetric(n: int, data: st.DataObject) -> None:
+    successes = data.draw(st.integers(0, n))
+    low, high = wilson_interval(successes, n)
+    assert wilson_interval(n - successes, n) == pytest.approx((1 - high, 1 - low), abs=1e-12)
+
+
+def test_wilson_all_and_none() -> None:
+    assert wilson_interval(0, 10)[0] == 0.0
+    assert wilson_interval(10, 10)[1] == 1.0
+    assert wilson_interval(10, 10)[0] < 1.0
+
+
+def test_wilson_widens_with_confidence() -> None:
+    narrow, wide = wilson_interval(5, 10, 0.8), wilson_interval(5, 10, 0.99)
+    assert wide[0] < narrow[0] < narrow[1] < wide[1]
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 0), (-1, 5), (6, 5), (0, -1)])
+def test_wilson_rejects(successes: int, n: int) -> None:
+    with pytest.raises(ValueError, match="successes"):
+        wilson_interval(successes, n)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
+def test_confidence_is_a_fraction(confidence: float) -> None:
+    with pytest.raises(ValueError, match="confidence"):
+        wilson_interval(1, 2, confidence)
+
+
+def mcnemar_by_counting(newly_right: int, newly_wrong: int) -> float:
+    """Share of all sequences of coin flips at least as lopsided as the observed one."""
+    n = newly_right + newly_wrong
+    lopsided = abs(newly_right - newly_wrong)
+    flips = [abs(2 * sum(sequence) - n) >= lopsided for sequence in product((0, 1), repeat=n)]
+    return sum(flips) / len(flips)
+
+
+@pytest.mark.parametrize(("right", "wrong"), [(r, w) for r in range(7) for w in range(7)])
+def test_mcnemar_brute_force(right: int, wrong: int) -> None:
+    assert mcnemar_exact(right, wrong) == pytest.approx(mcnemar_by_counting(right, wrong))
+
+
+def test_mcnemar_edges() -> None:
+    assert mcnemar_exact(0, 0) == 1.0
+    assert mcnemar_exact(3, 3) == 1.0
+    assert mcnemar_exact(0, 1) == 1.0
+    with pytest.raises(ValueError, match="negative"):
+        mcnemar_exact(-1, 2)
+
+
+@given(counts, counts)
+def test_mcnemar_is_a_symmetric_probability(right: int, wrong: int) -> None:
+    p = mcnemar_exact(right, wrong)
+    assert 0 <= p <= 1
+    assert p == mcnemar_exact(wrong, right)
+
+
+def test_mcnemar_thousands_agree_with_the_normal_curve() -> None:
+    right, wrong = 2_600, 2_400
+    z = (abs(right - wrong) - 1) / math.sqrt(right + wrong)  # Edwards's continuity correction
+    expected = 2 * (1 - NormalDist().cdf(z))
+    assert mcnemar_exact(right, wrong) == pytest.approx(expected, rel=0.01)
+    assert mcnemar_exact(0, 1_000) == pytest.approx(2.0**-999, rel=1e-12)
+
+
+# (1, 1, 7, 12): airway hyper-responsiveness (Bentur et al. 2009) in Fagerland, Lydersen and Laake,
+# "Recommended tests and confidence intervals for paired binomial proportions", Statistics in
+# Medicine 33 (2014) 2850-2875. (59, 6, 16, 80): complete response (Cavo et al. 2012), from the
+# tests of the R package contingencytables by the same authors.
+@pytest.mark.parametrize(
+    ("table", "low", "high"),
+    [((1, 1, 7, 12), -0.507, -0.026), ((59, 6, 16, 80), -0.1186, -0.0046)],
+)
+def test_newcombe_published(table: tuple[int, int, int, int], low: float, high: float) -> None:
+    digits = 5e-4 if low == -0.507 else 5e-5
+    assert paired_difference_interval(*table) == pytest.approx((low, high), abs=digits)
+
+
+@given(tables)
+def test_newcombe_holds_the_difference(table: tuple[int, int, int, int]) -> None:
+    low, high = paired_difference_interval(*table)
+    delta = (table[1] - table[2]) / sum(table)
+    assert -1 <= low <= delta + 1e-12
+    assert delta - 1e-12 <= high <= 1
+    assert low < high
+
+
+@given(tables)
+def test_newcombe_mirrors_when_models_swap(table: tuple[int, int, int, int]) -> None:
+    both, right, wrong, neither = table
+    low, high = paired_difference_interval(both, right, wrong, neither)
+    mirrored = paired_difference_interval(both, wrong, right, neither)
+    assert mirrored == pytest.approx((-high, -low), abs=1e-12)
+
+
+def coverage(probabilities: tuple[float, float, float, float], n: int) -> float:
+    """Exact chance that the interval of n paired answers holds the true difference."""
+    p_both, p_right, p_wrong, p_neither = probabilities
+    covered = 0.0
+    for a, b, c in product(range(n + 1), repeat=3):
+        d = n - a - b - c
+        if d < 0:
+            continue
+        low, high = paired_difference_interval(a, b, c, d)
+        ways = math.comb(n, a) * math.comb(n - a, b) * math.comb(n - a - b, c)
+        chance = ways * p_both**a * p_right**b * p_wrong**c * p_neither**d
+        covered += chance * (low <= p_right - p_wrong <= high)
+    return covered
+
+
+@pytest.mark.parametrize(
+    "probabilities",
+    [(0.4, 0.2, 0.1, 0.3), (0.1, 0.4, 0.05, 0.45), (0.7, 0.1, 0.1, 0.1), (0.25,) * 4],
+)
+def test_newcombe_covers_about_95_percent(probabilities: tuple[float, ...]) -> None:
+    a, b, c, d = probabilities
+    assert 0.93 <= coverage((a, b, c, d), 24) <= 0.99
+
+
+def test_newcombe_edges() -> None:
+    for table in [(10, 0, 0, 0), (0, 0, 0, 10)]:  # the two models agree on everything
+        low, high = paired_difference_interval(*table)
+        assert low == pytest.approx(-high)
+        assert 0 < high < 0.3
+    assert paired_difference_interval(0, 10, 0, 0)[1] == 1.0
+    for bad in [(0, 0, 0, 0), (5, -1, 2, 2)]:
+        with pytest.raises(ValueError, match="counts"):
+            paired_difference_interval(*bad)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=50), st.integers(1, 99))
+def test_percentile_agrees_with_the_standard_library(values: list[float], percent: int) -> None:
+    expected = quantiles(values, n=100, method="inclusive")[percent - 1]
+    assert percentile(values, percent) == pytest.approx(expected, rel=1e-9, abs=1e-6)
+
+
+def test_percentile_edges() -> None:
+    assert percentile([7], 95) == 7.0
+    assert percentile([3, 1, 2], 0) == 1.0
+    assert percentile([3, 1, 2], 100) == 3.0
+    for values, percent in [([], 50), ([1], 101), ([1], -1)]:
+        with pytest.raises(ValueError, match="percent"):
+            percentile(values, percent)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=200))
+def test_compare_paired(pairs: list[tuple[bool, bool]]) -> None:
+    baseline, trained = [before for before, _ in pairs], [after for _, after in pairs]
+    comparison = compare_paired(baseline, trained)
+    assert comparison.n == len(pairs)
+    assert comparison.baseline_accuracy == pytest.approx(sum(baseline) / len(pairs))
+    assert comparison.accuracy == pytest.approx(sum(trained) / len(pairs))
+    difference = comparison.accuracy - comparison.baseline_accuracy
+    assert comparison.delta == pytest.approx(difference)
+    assert comparison.newly_right == pairs.count((False, True))
+    assert comparison.newly_wrong == pairs.count((True, False))
+    assert comparison.both_right == pairs.count((True, True))
+    assert comparison.both_wrong == pairs.count((False, False))
+    assert comparison.mcnemar_p == mcnemar_exact(comparison.newly_right, comparison.newly_wrong)
+    assert comparison.delta_ci95[0] <= comparison.delta <= comparison.delta_ci95[1]
+
+
+def test_compare_paired_rejects() -> None:
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        compare_paired([True], [True, False])
+    with pytest.raises(ValueError, match="counts"):
+        compare_paired([], [])
+
+
+def test_gsm8k_sized_comparison() -> None:
+    """1,319 problems, 200 mended and 140 broken: a gain of 4.5 points, beyond doubt."""
+    verdicts = [(True, True)] * 600 + [(False, True)] * 200
+    verdicts += [(True, False)] * 140 + [(False, False)] * 379
+    comparison = compare_paired([b for b, _ in verdicts], [t for _, t in verdicts])
+    assert comparison.delta == pytest.approx(60 / 1319)
+    assert comparison.delta_ci95 == pytest.approx((0.0182, 0.0727), abs=5e-4)
+    assert 0.001 < comparison.mcnemar_p < 0.002
+
+
+# -- several samples a problem -------------------------------------------------------------------
+
+
+def pass_by_enumeration(verdicts: list[bool], k: int) -> Fraction:
+    """Share of all choices of k samples that hold a right one."""
+    choices = list(combinations(verdicts, k))
+    return Fraction(sum(any(choice) for choice in choices), len(choices))
+
+
+@pytest.mark.parametrize("samples", range(1, 8))
+def test_pass_at_k_by_enumeration(samples: int) -> None:
+    for right, k in product(range(samples + 1), range(1, samples + 1)):
+        verdicts = [True] * right + [False] * (samples - right)
+        assert pass_at_k(samples, right, k) == float(pass_by_enumeration(verdicts, k))
+
+
+@pytest.mark.parametrize("p", [0.05, 0.3, 0.8])
+def test_pass_at_k_is_unbiased(p: float) -> None:
+    samples, k = 10, 4
+    expected = sum(
+        math.comb(samples, c) * p**c * (1 - p) ** (samples - c) * pass_at_k(samples, c, k)
+        for c in range(samples + 1)
+    )
+    assert expected == pytest.approx(1 - (1 - p) ** k)
+
+
+def test_pass_at_k_of_many_samples() -> None:
+    assert pass_at_k(10_000, 1, 5_000) == 0.5  # binomial coefficients of 3,000 digits
+    assert pass_at_k(3, 2, 2) == 1.0  # two wrong ones cannot be chosen
+
+
+@pytest.mark.parametrize(("samples", "right", "k"), [(4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, 5)])
+def test_pass_at_k_rejects(samples: int, right: int, k: int) -> None:
+    with pytest.raises(ValueError, match="k ="):
+        pass_at_k(samples, right, k)
+
+
+@pytest.mark.parametrize(
+    ("answers", "share"),
+    [
+        (["7", "7", "9"], 1.0),
+        (["9", "9", "7"], 0.0),
+        (["7"], 1.0),
+        (["7", "9"], 0.5),
+        (["9", "8", "7"], 1 / 3),
+        (["9", "9", "7", "7", "8"], 0.5),
+        (["9", "9", "8", "8", "7"], 0.0),  # a tie among wrong ones
+        ([None, None, "7"], 1.0),  # no answer has no vote
+        ([None, None], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_majority(answers: list[str | None], share: float) -> None:
+    for order in set(permutations(answers)):
+        assert majority_share(order, [a == "7" for a in order]) == pytest.approx(share)
+
+
+def test_clustered_interval_of_one_sample_is_wilson_s() -> None:
+    scores = [1.0] * 300 + [0.0] * 700
+    assert clustered_interval(scores) == pytest.approx(wilson_interval(300, 1000), abs=1e-4)
+
+
+def test_samples_of_a_problem_are_not_independent() -> None:
+    """All samples of a problem alike: 8 of them say what one says."""
+    low, high = clustered_interval([1.0] * 30 + [0.0] * 70, samples=8)
+    assert (low, high) == pytest.approx(wilson_interval(30, 100), abs=2e-3)
+    naive = wilson_interval(240, 800)
+    assert high - low > 2.5 * (naive[1] - naive[0])
+
+
+def test_clustered_interval_without_spread_counts_problems() -> None:
+    assert clustered_interval([0.0] * 50, samples=16) == wilson_interval(0, 50)
+    assert clustered_interval([1.0] * 50, samples=16) == wilson_interval(50, 50)
+    assert clustered_interval([0.5] * 50, samples=16) == wilson_interval(25, 50)
+    assert clustered_interval([1.0]) == wilson_interval(1, 1)
+
+
+def test_clustered_interval_never_counts_more_than_the_samples() -> None:
+    low, high = clustered_interval([0.5] * 99 + [0.625], samples=8)
+    narrowest = wilson_interval(0.50125 * 800, 800)
+    assert (low, high) == pytest.approx(narrowest)
+
+
+def test_clustered_interval_covers_about_95_percent() -> None:
+    """Problems from easy to hard, 8 samples each; the naive interval covers about half."""
+    random = Random(0)
+    truth, problems, samples, runs = 0.5, 60, 8, 400
+    covered = naive = 0
+    for _ in range(runs):
+        chances = [random.betavariate(0.5, 0.5) for _ in range(problems)]
+        right = [sum(random.random() < p for _ in range(samples)) for p in chances]
+        low, high = clustered_interval([c / samples for c in right], samples)
+        covered += low <= truth <= high
+        low, high = wilson_interval(sum(right), problems * samples)
+        naive += low <= truth <= high
+    assert 0.92 <= covered / runs <= 0.98
+    assert naive / runs < 0.75
+
+
+@pytest.mark.parametrize("scores", [[], [1.2], [-0.1, 0.5]])
+def test_clustered_interval_rejects(scores: list[float]) -> None:
+    with pytest.raises(ValueError, match="score"):
+        clustered_interval(scores)
+
+
+def test_imports_are_light() -> None:
+    code = "import sys, sologrpo.scoring.statistics; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    assert not {b"torch", b"transformers", b"trl", b"numpy"} & set(loaded.split())

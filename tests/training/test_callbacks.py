@@ -1,0 +1,313 @@
+"""The console and `metrics.jsonl`: what a run prints on a terminal, and into a file."""
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from transformers import TrainerCallback
+
+from scripts import command_of, script_environment
+from sologrpo.training.callbacks import (
+    ConsoleLog,
+    MetricsFile,
+    step_line,
+    time_line,
+    validation_line,
+    visible,
+)
+from tiny import tiny_config
+
+LOGS: dict[str, Any] = {
+    "loss": -0.01,
+    "grad_norm": 0.5,
+    "completions/mean_length": 120.4,
+    "completions/clipped_ratio": 0.05,
+    "rewards/strict_format/mean": 0.5,
+    "rewards/strict_format/std": 0.1,
+    "rewards/answer_correctness/mean": 0.25,
+    "rewards/never_judged/mean": None,
+    "reward": 1.2345,
+    "frac_reward_zero_std": 0.25,
+    "trained_completions": 48.0,
+    "entropy": 0.512,
+    "step_time": 9.0,
+    "time/sampling": 8.0,
+    "time/training": 2.25,
+}
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+
+
+# -- one line a step ------------------------------------------------------------------------------
+
+
+def test_a_step_in_one_line() -> None:
+    assert step_line(3, 60, LOGS) == (
+        "step  3/60  reward  1.234  strict_format 0.50  answer_correctness 0.25  no signal 25%  "
+        "trained 48  tokens 120  cut off 5%  entropy 0.51  s 10.2"
+    )
+
+
+def test_a_step_without_signal_in_one_line() -> None:
+    logs = {name: value for name, value in LOGS.items() if name != "entropy"}
+    line = step_line(3, 60, logs | {"frac_reward_zero_std": 1.0, "trained_completions": 0.0})
+    assert "no signal 100%  trained 0  " in line
+    assert "entropy" not in line
+
+
+def test_a_step_on_old_completions_in_one_line() -> None:
+    logs = {"loss": 0.1, "entropy": 0.5, "kl": 0.0123, "trained_completions": 8.0}
+    line = "step 2/4  same completions again  trained 8  entropy 0.50  kl 0.0123"
+    assert step_line(2, 4, logs) == line
+
+
+def test_a_reward_that_judged_nothing() -> None:
+    assert step_line(1, 1, {"reward": None}) == "step 1/1  reward    n/a"
+
+
+def test_seconds_of_the_stock_trainer() -> None:
+    assert step_line(1, 1, {"reward": 1.0, "step_time": 9.0}).endswith("  s 9.0")
+
+
+# -- what a model wrote, on one line --------------------------------------------------------------
+
+
+def test_visible_text() -> None:
+    assert visible("<thinking>\n 1 +\t1\n</thinking>", 100) == "<thinking> 1 + 1 </thinking>"
+    assert visible("a\x1b[31mb\x00c\u202ed\u200be", 100) == "a\ufffd[31mb\ufffdc\ufffdd\ufffde"
+    assert visible("0123456789" * 10, 23) == "0123456789 … 0123456789"
+    assert visible("18 € … ok", 100, encoding="latin-1") == "18 ? ? ok"
+
+
+@given(st.text(st.characters(), max_size=60), st.integers(9, 40))
+def test_visible_text_is_short_and_safe(text: str, limit: int) -> None:
+    shown = visible(text, limit)
+    assert len(shown) <= limit
+    assert shown.isprintable()
+    shown.encode("utf-8")
+
+
+# -- a run, event by event ------------------------------------------------------------------------
+
+ATTACK = "[bold red]18[/bold red] [/x] \x1b[2J\x1b]0;title\x07 \r\n<answer>18</answer>"
+
+
+def write_completions(run: Path, step: int) -> None:
+    """A file as TRL writes it: six completions in no order, one score missing."""
+    advantages = [0.5, -1.0, 2.0, 0.0, 1.0, -2.0]
+    count = len(advantages)
+    table = pd.DataFrame(
+        {
+            "step": [step] * count,
+            "prompt": [[{"role": "user", "content": f"What is {i}?"}] for i in range(count)],
+            "completion": [
+                [{"role": "assistant", "content": f"{ATTACK} number {i}"}] for i in range(count)
+            ],
+            "strict_format": [1.0, -1.0, 1.0, None, 1.0, -1.0],
+            "unit": ["km"] * count,
+            "advantage": advantages,
+        }
+    )
+    (run / "completions").mkdir(parents=True, exist_ok=True)
+    table.to_parquet(run / "completions" / f"completions_{step:05d}.parquet")
+
+
+def play(
+    console: Console, run: Path, count: int | None = 3, steps: int = 4, samples_every: int = 2
+) -> None:
+    """Call `ConsoleLog` as the trainer does: TRL writes the completions after the log."""
+    log = ConsoleLog(console, samples_every)
+    args: Any = SimpleNamespace(output_dir=str(run), num_completions_to_print=count)
+    state: Any = SimpleNamespace(global_step=0, max_steps=steps, is_world_process_zero=True)
+    log.on_train_begin(args, state, None)  # type: ignore[arg-type]
+    for step in range(1, steps + 1):
+        log.on_step_begin(args, state, None)  # type: ignore[arg-type]
+        state.global_step = step
+        log.on_step_end(args, state, None)  # type: ignore[arg-type]
+        log.on_log(args, state, None, LOGS)  # type: ignore[arg-type]
+        write_completions(run, step)
+    log.on_log(args, state, None, {"train_runtime": 1.0})  # type: ignore[arg-type]
+    log.on_train_end(args, state, None)  # type: ignore[arg-type]
+
+
+def played(run: Path, terminal: bool, **settings: Any) -> str:
+    console = Console(
+        file=io.StringIO(), force_terminal=terminal, width=120, legacy_windows=False,
+        _environ={"TERM": "xterm"},
+    )  # fmt: skip
+    play(console, run, **settings)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert isinstance(printed, str)
+    return printed
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "says"),
+    [(30, 27.0, "about 14 min for the other 30 steps, 27.0 s each"), (1000, 30, "about 8.3 h ")],
+)
+def test_time_of_the_other_steps(steps: int, seconds: float, says: str) -> None:
+    assert says in time_line(steps, seconds)
+
+
+def test_without_a_terminal_all_is_plain_lines(tmp_path: Path) -> None:
+    lines = played(tmp_path, terminal=False).splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert [line[:8] for line in lines] == [
+        "step 1/4", "step 2/4", "time    ", *["  sample"] * 3, "step 3/4", "step 4/4",
+        *["  sample"] * 3,
+    ]  # fmt: skip
+    assert re.fullmatch(r"time     about \d min for the other 2 steps, \d+\.\d s each", lines[2])
+    best, middle, worst = lines[3:6]
+    assert best.startswith("  sample  advantage +2.00  strict_format 1.00  unit km  [bold red]18")
+    assert best.endswith("<answer>18</answer> number 2")
+    assert middle.startswith("  sample  advantage +0.50  ")
+    assert worst.startswith("  sample  advantage -2.00  strict_format -1.00  ")
+
+
+@pytest.mark.parametrize(("count", "shown"), [(0, []), (1, ["+2.00"]), (2, ["+2.00", "-2.00"])])
+def test_number_of_samples(count: int, shown: list[str], tmp_path: Path) -> None:
+    printed = played(tmp_path, terminal=False, count=count, steps=2)
+    assert re.findall(r"advantage (\S+)", printed) == shown
+
+
+def test_all_samples_and_a_missing_score(tmp_path: Path) -> None:
+    printed = played(tmp_path, terminal=False, count=None, steps=2)
+    assert printed.count("  sample  ") == 6
+    assert "advantage +0.00  strict_format n/a  unit km" in printed
+
+
+def test_without_completion_files_there_are_no_samples(tmp_path: Path) -> None:
+    log = ConsoleLog(console := Console(file=io.StringIO()), samples_every=1)
+    args: Any = SimpleNamespace(output_dir=str(tmp_path), num_completions_to_print=3)
+    state: Any = SimpleNamespace(global_step=1, max_steps=1, is_world_process_zero=True)
+    log.on_log(args, state, None, LOGS)  # type: ignore[arg-type]
+    log.on_train_end(args, state, None)  # type: ignore[arg-type]
+    assert console.file.getvalue().count("\n") == 1  # type: ignore[attr-defined]
+
+
+def test_other_processes_print_nothing(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, quiet=True)
+    play(console, tmp_path)
+    assert console.file.getvalue() == ""  # type: ignore[attr-defined]
+
+
+def test_a_terminal_shows_a_bar_and_tables(tmp_path: Path) -> None:
+    printed = played(tmp_path, terminal=True)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed)
+    assert "training" in text
+    assert "4/4" in text
+    assert "ETA" in text
+    for part in ("step 1/4  reward", "step 4/4  reward", "step 2", "What is 2?", "+2.00", "-2.00"):
+        assert part in text
+    # What the model wrote is neither markup nor a command to the terminal.
+    assert "[bold red]18[/bold red] [/x]" in text
+    assert "\x1b[2J" not in printed
+    assert "\x1b]0;" not in printed
+    assert printed.count(HIDE_CURSOR) == printed.count(SHOW_CURSOR) == 1
+
+
+def test_the_bar_goes_on_after_a_resume_and_knows_the_rest(tmp_path: Path) -> None:
+    now = [0.0]
+    console = Console(
+        file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm"},
+        get_time=lambda: now[0],
+    )  # fmt: skip
+    log = ConsoleLog(console)
+    args: Any = SimpleNamespace(output_dir=str(tmp_path), num_completions_to_print=0)
+    state: Any = SimpleNamespace(global_step=10, max_steps=20, is_world_process_zero=True)
+    log.on_train_begin(args, state, None)  # type: ignore[arg-type]
+    assert log._bar is not None
+    (task,) = log._bar.tasks
+    assert (task.completed, task.total) == (10, 20)
+    for _ in range(3):
+        now[0] += 90  # seconds a step: more than rich looks back by default
+        state.global_step += 1
+        log.on_step_end(args, state, None)  # type: ignore[arg-type]
+    assert task.time_remaining == 7 * 90
+    log.on_train_end(args, state, None)  # type: ignore[arg-type]
+
+
+# -- a run, in a terminal -------------------------------------------------------------------------
+
+
+def in_a_terminal(*arguments: str | Path) -> tuple[int, str]:
+    """Run `train.py` on a pseudo terminal: its exit code, and all that it wrote there."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command_of("train", *arguments), env=script_environment(TERM="xterm"),
+        stdin=theirs, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    written = b""
+    while chunk := read_chunk(ours):
+        written += chunk
+    os.close(ours)
+    return process.wait(), written.decode()
+
+
+def read_chunk(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # Linux says so when the other end is closed
+        return b""
+
+
+def test_a_run_that_breaks_off_leaves_the_terminal_usable(
+    tiny_llama: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    settings = tiny_config(tiny_llama, tiny_data, tmp_path / "run") | {"max_steps": 9}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    reward = "test_callbacks:raises_at_the_second_step"
+    code, written = in_a_terminal("--config", tmp_path / "tiny.yaml", "--rewards", reward)
+    assert code == 1
+    assert "step 1/9  reward" in written
+    assert "1/9 0:" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)  # the bar
+    assert "no such unit" in written
+    assert written.rindex(SHOW_CURSOR) > written.rindex(HIDE_CURSOR)
+
+
+class _Calls:
+    count = 0
+
+
+def raises_at_the_second_step(completions: list[Any], **kwargs: Any) -> list[float]:
+    _Calls.count += 1
+    if _Calls.count == 2:
+        raise KeyError("no such unit")
+    return [float(len(completion[0]["content"])) for completion in completions]
+
+
+# -- the file -------------------------------------------------------------------------------------
+
+
+def test_metrics_file_holds_json_only(tmp_path: Path) -> None:
+    callback: TrainerCallback = MetricsFile()
+    args = SimpleNamespace(output_dir=str(tmp_path))
+    state = SimpleNamespace(global_step=7, is_world_process_zero=True)
+    logs = {"reward": float("nan"), "loss": float("inf"), "kl": None, "entropy": 0.5}
+    callback.on_log(args, state, None, logs)
+    callback.on_log(args, SimpleNamespace(is_world_process_zero=False), None, logs)
+    (line,) = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    row = json.loads(line, parse_constant=pytest.fail)
+    assert row == {"step": 7, "reward": None, "loss": None, "kl": None, "entropy": 0.5}
+
+
+def test_validation_in_one_line() -> None:
+    logs = {
+        "eval_n": 200, "eval_accuracy": 0.405, "eval_accuracy_lenient": 0.5,
+        "eval_format_rate": 0.9, "eval_truncated_rate": 0.02,
+    }  # fmt: skip
+    assert validation_line(50, logs) == (
+        "validation at step 50: accuracy 40.5% (lenient 50.0%), format 90.0%, cut off 2.0%, n = 200"
+    )

@@ -1,0 +1,253 @@
+"""What can go wrong in the middle of a run, through the real command line on a tiny model."""
+
+import fcntl
+import json
+import os
+import re
+import resource
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+import torch
+from filelock import FileLock
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from scripts import Printed, last_line, printed_by, run_script, steps_of, train_without_report
+from sologrpo.errors import cannot_write
+from sologrpo.training.checkpoint import last_whole_checkpoint
+from tiny import ROOT, rows, write_rows
+
+Train = Callable[..., Printed]
+
+
+@pytest.fixture
+def train(config_file: Path, capfd: pytest.CaptureFixture[str]) -> Train:
+    """Run `train.py` on the tiny config, in this process."""
+    return lambda *arguments: printed_by(
+        train_without_report(), capfd, "--config", config_file, *arguments
+    )
+
+
+# -- the disk ------------------------------------------------------------------------------------
+
+
+def disk_for_files_of(size: int) -> Callable[[], None]:
+    """Let every write beyond so many bytes of a file fail, as on a full disk."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def test_a_disk_that_is_full_loses_only_what_was_not_saved(
+    train: Train, config_file: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    more = ("--max_steps", "3", "--save_total_limit", "5")
+    assert train(*more, "--max_steps", "2").code == 0
+    # The state of the optimizer does not fit; what is written before it does.
+    room = (run / "checkpoint-1" / "optimizer.pt").stat().st_size - 1
+    command = ("--config", config_file, "--resume", *more)
+    ended = run_script("train", *command, preexec_fn=disk_for_files_of(room))
+    assert ended.returncode == 1, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert last_line(ended.stderr).startswith("error: cannot write: ")
+    assert "checkpoint-2 is whole: go on with --resume" in ended.stderr
+    assert last_whole_checkpoint(run) == run / "checkpoint-2"
+    resumed = train("--resume", *more)
+    assert resumed.code == 0, resumed
+    assert "checkpoint-3 is not whole" in resumed
+    assert steps_of(run) == [1, 2, 3]
+
+
+def test_a_disk_that_is_full_from_the_start(train: Train, config_file: Path) -> None:
+    ended = run_script("train", "--config", config_file, preexec_fn=disk_for_files_of(100))
+    assert ended.returncode == 1
+    assert last_line(ended.stderr).startswith("error: cannot write: ")
+    assert train("--resume").code == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Error while serializing: I/O error: No space left on device (os error 28)",
+        "[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0",
+        "PytorchStreamWriter failed writing file data/0: file write failed",
+    ],
+)
+def test_what_libraries_say_of_a_full_disk(text: str) -> None:
+    wrapped = RuntimeError("saving failed")
+    wrapped.__cause__ = RuntimeError(text)
+    assert text in str(cannot_write(wrapped))
+
+
+def test_other_errors_are_not_taken_for_a_full_disk() -> None:
+    assert cannot_write(FileNotFoundError(2, "No such file or directory")) is None
+    assert cannot_write(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
+
+
+def test_an_output_directory_that_cannot_be_written(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)  # root may write anywhere
+    ended = train()
+    assert ended.code == 2
+    assert last_line(ended).startswith("error: cannot write into output_dir")
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+# -- two runs in one directory -------------------------------------------------------------------
+
+
+def test_another_process_trains_in_the_same_directory(train: Train, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    with (run / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ended = train("--resume")
+        assert ended.code == 2
+        assert last_line(ended).startswith(f"error: {run} is in use: another process trains there")
+        assert [path.name for path in run.iterdir()] == [".lock"]
+    assert train("--resume").code == 0
+
+
+def test_a_lock_ends_with_the_process_that_held_it(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    pid = os.fork()
+    if pid == 0:
+        FileLock(tmp_path / "run" / ".lock").acquire()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert train("--resume").code == 0
+
+
+# -- rewards -------------------------------------------------------------------------------------
+
+
+def test_a_reward_that_hangs(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_rewards.py").write_text(
+        "import time\n"
+        "calls = []\n"
+        "def ask_somebody(completions, **kwargs):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) == 2:\n"
+        "        time.sleep(3600)\n"
+        "    return [len(completion[0]['content']) for completion in completions]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    start = time.monotonic()
+    ended = train("--rewards", "slow_rewards:ask_somebody", "--reward_timeout", "1")
+    assert time.monotonic() - start < 60
+    assert ended.code == 1
+    assert last_line(ended) == (
+        "error: reward 'ask_somebody' did not score 8 completions within 1 s: mend it, or raise "
+        "reward_timeout"
+    )
+    assert 'slow_rewards.py", line 6, in ask_somebody' in ended  # where it hangs
+    assert "checkpoint-1 is whole: go on with --resume" in ended
+
+
+# -- model and tokenizer -------------------------------------------------------------------------
+
+
+def test_a_tokenizer_without_pad_token_and_chat_template(
+    train: Train, tmp_path: Path, tiny_llama: Path
+) -> None:
+    folder = tmp_path / "plain"
+    AutoModelForCausalLM.from_pretrained(str(tiny_llama)).save_pretrained(str(folder))
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny_llama))
+    tokenizer.pad_token = tokenizer.chat_template = None
+    tokenizer.save_pretrained(str(folder))
+    ended = train("--model_name_or_path", folder)
+    assert ended.code == 2
+    assert "chat template" in last_line(ended)
+    plain = ("--prompt_format", "r1_zero", "--rewards", "strict_format")
+    ended = train("--model_name_or_path", folder, *plain)
+    assert ended.code == 0, ended
+    assert steps_of(tmp_path / "run") == [1, 2]
+
+
+def test_completions_that_are_empty(train: Train, tmp_path: Path, tiny_llama: Path) -> None:
+    folder = tmp_path / "silent"
+    model = AutoModelForCausalLM.from_pretrained(str(tiny_llama))
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny_llama))
+    # Whatever the tokens, the hidden state is the first unit vector; the end token wins there.
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.model.embed_tokens.weight.zero_()[:, 0] = 1.0
+        model.get_output_embeddings().weight.zero_()[tokenizer.eos_token_id, 0] = 10.0
+    model.save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+    ended = train("--model_name_or_path", folder)
+    assert ended.code == 0, ended
+    assert steps_of(tmp_path / "run") == [1, 2]
+    table = pyarrow.parquet.read_table(tmp_path / "run/completions/completions_00001.parquet")
+    assert {message[0]["content"] for message in table.to_pydict()["completion"]} == {""}
+    assert "all completions of the first batch earned the same" in ended.stdout
+
+
+def test_a_prompt_longer_than_the_context(train: Train, tmp_path: Path) -> None:
+    problems = rows(8)
+    problems[2]["question"] = "And then? " * 700
+    ended = train("--dataset_name", write_rows(tmp_path / "long.jsonl", problems))
+    assert ended.code == 2
+    assert "longer than the model's context of 1024" in last_line(ended)
+    assert "max_prompt_tokens" in last_line(ended)
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_broken_row_in_thousands(train: Train, tmp_path: Path) -> None:
+    problems = rows(7473)
+    problems[4710]["answer"] = "no gold here"
+    ended = train("--dataset_name", write_rows(tmp_path / "many.jsonl", problems))
+    assert ended.code == 2
+    assert "row 4711" in last_line(ended)
+
+
+# -- what the documentation says -----------------------------------------------------------------
+
+
+def test_every_row_of_the_matrix_names_a_test_that_exists() -> None:
+    text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    matrix = text[text.index("## The fault matrix") :]
+    tests = "\n".join(file.read_text() for file in sorted((ROOT / "tests").rglob("test_*.py")))
+    for file in re.findall(r"`(?:rewards/)?(test_\w+\.py)", matrix):
+        assert list((ROOT / "tests").rglob(file)), file
+    names = re.findall(r"(?<=[:`])(test_\w+?)(…)?`", matrix)
+    assert len(names) > 30
+    for name, shortened in names:
+        assert f"def {name}" + ("" if shortened else "(") in tests, name
+
+
+# -- the clock -----------------------------------------------------------------------------------
+
+
+def test_a_clock_that_is_set_back(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [time.time()]
+
+    def back() -> float:
+        now[0] -= 3600
+        return now[0]
+
+    monkeypatch.setattr(time, "time", back)
+    ended = train()
+    assert ended.code == 0, ended
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    seconds = [
+        value
+        for row in map(json.loads, lines)
+        for key, value in row.items()
+        if key.startswith("time/")
+    ]
+    assert seconds
+    assert min(seconds) >= 0
+    assert load_file(str(tmp_path / "run" / "adapter" / "adapter_model.safetensors"))

@@ -1,0 +1,293 @@
+"""The gradient, and what is logged of it, are stock TRL's."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.models.llama.modeling_llama import LlamaModel
+from trl import GRPOTrainer
+
+from fixed_rollouts import (
+    CONSTANT,
+    MIXED,
+    G,
+    captured_gradients,
+    config,
+    problems,
+    relative_gap,
+    stock_and_solo,
+    trained_on,
+)
+from sologrpo.training import packing as batches_module
+from sologrpo.training import trainer as trainer_module
+from sologrpo.training.prompt_tree import branches_that_pay
+from sologrpo.training.trainer import SoloGRPOTrainer, why_not_packed
+
+ALL_DIFFER = [0.0, 1.0, 0.5, 0.75] * 4
+# One forward-backward pass holds everything, or a few rows.
+WHOLE, SMALL = 8192, 120
+TWO_MICRO_BATCHES = {
+    "gradient_accumulation_steps": 2,
+    "per_device_train_batch_size": len(MIXED) // 2,
+}
+# Small steps: rounding differences in the weights add up from step to step.
+OFF_POLICY = {
+    "num_iterations": 2,
+    "steps_per_generation": 2,
+    "per_device_train_batch_size": len(MIXED) // 2,
+    "max_steps": 4,
+    "learning_rate": 0.001,
+}
+SEQUENCE_LEVEL = {"importance_sampling_level": "sequence"}
+FAMILIES = ("tiny_llama", "tiny_qwen")
+LOSSES: dict[str, dict[str, Any]] = {
+    "dapo": {},
+    "grpo": {},
+    "dr_grpo": {"scale_rewards": "none"},
+    "cispo": {"epsilon_high": 2.0},
+    "vespo": {},
+    "sapo": {},
+    "luspo": SEQUENCE_LEVEL,
+}
+
+
+def cases() -> Iterator[Any]:
+    """Every loss, on- and off-policy, with and without KL; then one setting at a time."""
+    policies: dict[str, dict[str, Any]]
+    policies = {"on": {}, "on-accum": TWO_MICRO_BATCHES, "off": OFF_POLICY}
+    for i, (loss, settings) in enumerate(LOSSES.items()):
+        for j, (policy, steps) in enumerate(policies.items()):
+            beta = 0.05 * ((i + j) % 2)
+            case = {"loss_type": loss, "beta": beta, **settings, **steps}
+            name = f"{loss}-{policy}{'-kl' if beta else ''}"
+            yield pytest.param(FAMILIES[j % 2], case, id=name)
+    clips = {
+        "tight": {"epsilon": 1e-3, "epsilon_high": 2e-3},
+        "two-sided": {"delta": 1.001},
+    }
+    for loss in ("dapo", "grpo"):
+        for scale in ("batch", "none"):
+            case = {"loss_type": loss, "scale_rewards": scale, "beta": 0.05, **TWO_MICRO_BATCHES}
+            yield pytest.param("tiny_qwen", case, id=f"{loss}-{scale}")
+        for name, clip in clips.items():
+            case = {"loss_type": loss, **OFF_POLICY, **clip}
+            yield pytest.param("tiny_llama", case, id=f"{loss}-clip-{name}")
+    others: dict[str, dict[str, Any]] = {
+        "gspo": {"loss_type": "grpo", **SEQUENCE_LEVEL, **OFF_POLICY},
+        "dr_grpo-scaled": {"loss_type": "dr_grpo"},
+        "bnpo-stock-path": {"loss_type": "bnpo", **TWO_MICRO_BATCHES},
+        "truncated-masked": {"mask_truncated_completions": True},
+        "checkpointing": {"gradient_checkpointing": True},
+        "own-prompts": {"share_prompts": False},
+        "temperature": {"temperature": 0.7, **OFF_POLICY},
+    }
+    for name, case in others.items():
+        yield pytest.param("tiny_llama", case, id=name)
+
+
+@pytest.mark.parametrize(("family", "settings"), cases())
+def test_gradient_equals_stock(
+    family: str, settings: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(family)
+    stock, solo = stock_and_solo(path, tmp_path, MIXED, train_token_budget=SMALL, **settings)
+    assert len(stock) == len(solo) == settings.get("max_steps", 1)
+    for step, (expected, got) in enumerate(zip(stock, solo, strict=True)):
+        assert min(float(gradient.norm()) for gradient in expected.values()) > 1e-6, step
+        # vespo takes powers of the ratio of whole sequences, which magnifies rounding.
+        assert relative_gap(expected, got) < (2e-5 if "vespo" in settings.values() else 1e-5), step
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, G])
+def test_gradient_does_not_depend_on_the_size_of_the_trees(
+    most: int, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (trainer_module, batches_module):
+        monkeypatch.setattr(module, "branches_that_pay", lambda *sizes: most)
+    built = []
+    build = trainer_module.build_prompt_trees
+
+    def recorded(*args: Any) -> Any:
+        built.append(build(*args))
+        return built[-1]
+
+    monkeypatch.setattr(trainer_module, "build_prompt_trees", recorded)
+    (stock,), (solo,) = stock_and_solo(tiny_llama, tmp_path, MIXED)
+    assert relative_gap(stock, solo) < 1e-5
+    in_a_tree = {int(n) for tree in built for n in tree.tree_of_row.bincount()}
+    assert in_a_tree == {1: set(), 2: {2}, 3: {2}, G: {G}}[most]  # spread evenly
+
+
+@given(st.integers(8, 8192), st.integers(1, 4000), st.integers(1, 4000))
+def test_branches_that_pay_take_the_least_work(d: int, prompt_T: int, completion_T: int) -> None:
+    def work(k: int) -> float:
+        length = prompt_T + k * completion_T
+        return (24 * d**2 * length + 4 * d * length**2) / k
+
+    most = branches_that_pay(d, prompt_T, completion_T)
+    assert most >= 1
+    for other in (most // 2, most - 1, most + 1, 2 * most):
+        assert other < 1 or work(most) <= work(other) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_every_group_has_a_signal(loss_type: str, tiny_qwen: Path, tmp_path: Path) -> None:
+    stock, solo = stock_and_solo(
+        tiny_qwen, tmp_path, ALL_DIFFER, train_token_budget=SMALL, loss_type=loss_type
+    )
+    assert relative_gap(stock[0], solo[0]) < 1e-5
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+def test_in_bf16_the_gap_is_rounding(loss_type: str, tiny_llama: Path, tmp_path: Path) -> None:
+    # Rounding is what stock TRL's own gradient in bf16 is off from that in fp32.
+    settings = {"loss_type": loss_type, "beta": 0.05}
+    (exact,), _ = stock_and_solo(tiny_llama, tmp_path, MIXED, **settings)
+    (stock,), (solo,) = stock_and_solo(tiny_llama, tmp_path, MIXED, bf16=True, **settings)
+    rounding = relative_gap(exact, stock)
+    assert rounding > 1e-4  # it was bf16
+    assert relative_gap(exact, solo) < 2 * rounding
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "kind"), [("grpo", "GLOBALLY"), ("dr_grpo", "GLOBALLY"), ("dapo", "ROW")]
+)
+def test_a_wrong_scale_would_be_found(
+    loss_type: str, kind: str, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each kind of loss normalised as the other kind is.
+    for name in ("GLOBALLY", "ROW"):
+        losses = (loss_type,) if name == kind else ()
+        monkeypatch.setattr(trainer_module, f"{name}_NORMALISED", losses)
+    (stock,), (solo,) = stock_and_solo(
+        tiny_llama, tmp_path, MIXED, train_token_budget=SMALL, loss_type=loss_type
+    )
+    assert relative_gap(stock, solo) > 0.1
+
+
+@pytest.mark.parametrize("policy", ["on", "off"])
+def test_metrics_of_the_same_name_agree(policy: str, tiny_llama: Path, tmp_path: Path) -> None:
+    # Off-policy the second optimizer step is the first whose ratio is not 1.
+    settings = {"beta": 0.05, "epsilon": 0.01, "logging_steps": 1}
+    settings |= {"num_iterations": 2, "max_steps": 2} if policy == "off" else {}
+    stock = trained_on(GRPOTrainer, tiny_llama, config(tmp_path, **settings), ALL_DIFFER)[1]
+    args = config(tmp_path, train_token_budget=SMALL, **settings)
+    solo = trained_on(SoloGRPOTrainer, tiny_llama, args, ALL_DIFFER)[1]
+    same = {name for name in stock.keys() & solo.keys() if name != "step_time"}
+    assert {"loss", "grad_norm", "kl", "entropy", "clip_ratio/region_mean"} <= same
+    for name in same:
+        assert solo[name] == pytest.approx(stock[name], rel=1e-4, abs=1e-6), name
+    assert (solo["clip_ratio/region_mean"] > 0) == (policy == "off")
+
+
+def test_gradient_does_not_depend_on_the_token_budget(tiny_llama: Path, tmp_path: Path) -> None:
+    (whole,) = captured_gradients(
+        SoloGRPOTrainer, tiny_llama, config(tmp_path, train_token_budget=WHOLE), MIXED
+    )
+    (row_by_row,) = captured_gradients(
+        SoloGRPOTrainer, tiny_llama, config(tmp_path, train_token_budget=1), MIXED
+    )
+    assert relative_gap(whole, row_by_row) < 1e-5
+
+
+def test_rewards_change_the_gradient(tiny_llama: Path, tmp_path: Path) -> None:
+    # The parity tests would pass for a gradient that ignores the rewards.
+    (one,) = captured_gradients(SoloGRPOTrainer, tiny_llama, config(tmp_path), MIXED)
+    (other,) = captured_gradients(SoloGRPOTrainer, tiny_llama, config(tmp_path), MIXED[::-1])
+    assert relative_gap(one, other) > 0.1
+
+
+def test_batch_without_signal_gives_zero_gradients_not_none(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    (gradients,) = captured_gradients(SoloGRPOTrainer, tiny_llama, config(tmp_path), CONSTANT)
+    assert gradients
+    for name, gradient in gradients.items():
+        assert gradient is not None, name
+        assert torch.count_nonzero(gradient) == 0, name
+
+
+def test_inexact_constant_rewards_carry_no_signal(tiny_llama: Path, tmp_path: Path) -> None:
+    # The float mean of eight times 0.7 is not 0.7: TRL makes an advantage of the difference.
+    inexact = [0.7] * 16
+    args = {"num_generations": 8}
+    stock, solo = stock_and_solo(tiny_llama, tmp_path, inexact, **args)
+    assert any(torch.count_nonzero(gradient) for gradient in stock[0].values())
+    assert not any(torch.count_nonzero(gradient) for gradient in solo[0].values())
+
+
+def test_kl_acts_on_a_batch_without_signal(tiny_llama: Path, tmp_path: Path) -> None:
+    stock, solo = stock_and_solo(tiny_llama, tmp_path, CONSTANT, beta=0.05)
+    assert relative_gap(stock[0], solo[0]) < 1e-5
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+class SmallDevice:
+    """A model whose forward pass runs out of memory above so many tokens, padding counted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+        self.passes: list[int] = []
+        forward = LlamaModel.forward
+
+        def limited(model: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.passes.append(input_ids.numel())
+            if input_ids.numel() > room:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+            return forward(model, input_ids, *args, **kwargs)
+
+        monkeypatch.setattr(LlamaModel, "forward", limited)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.05])
+def test_out_of_memory_halves_the_passes_and_changes_nothing_else(
+    beta: float,
+    tiny_llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    args = config(tmp_path, beta=beta, max_steps=2)
+    whole = captured_gradients(SoloGRPOTrainer, tiny_llama, args, MIXED)
+    device = SmallDevice(monkeypatch, room=100)
+    halved = captured_gradients(SoloGRPOTrainer, tiny_llama, args, MIXED)
+    for expected, got in zip(whole, halved, strict=True):
+        assert relative_gap(expected, got) < 1e-5
+    refused = [tokens for tokens in device.passes if tokens > 100]
+    assert 1 <= len(refused) <= 3  # what fits is remembered for the next pass and the next step
+    assert caplog.text.count("out of memory in training") == len(refused)
+
+
+def test_a_row_that_does_not_fit_ends_the_run(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SmallDevice(monkeypatch, room=20)
+    with pytest.raises(torch.OutOfMemoryError):
+        captured_gradients(SoloGRPOTrainer, tiny_llama, config(tmp_path), MIXED)
+
+
+def test_other_errors_end_the_run_at_once(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(LlamaModel, "forward", broken)
+    with pytest.raises(RuntimeError, match="mat1"):
+        captured_gradients(SoloGRPOTrainer, tiny_llama, config(tmp_path), MIXED)
+    assert len(calls) == 1
+
+
+def test_pixels_are_left_to_the_stock_path(tmp_path: Path) -> None:
+    pictures = Dataset.from_dict({"prompt": ["What is this?"], "image": [None]})
+    assert "pixels" in str(why_not_packed(config(tmp_path), pictures))
+    assert why_not_packed(config(tmp_path), problems()) is None

@@ -1,0 +1,115 @@
+"""A loss or gradient that is no number never reaches the weights."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fixed_rollouts import MIXED, config, fixed_reward, make_trainer
+from sologrpo.errors import RunError
+from sologrpo.training.nonfinite import all_finite
+from sologrpo.training.trainer import SoloGRPOTrainer
+
+BAD_STEP = 2
+Breaks = Callable[[Any], None]
+
+
+def nan_in_the_loss(trainer: Any) -> None:
+    compute = trainer._compute_loss
+
+    def broken(model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        loss: torch.Tensor = compute(model, inputs)
+        return loss * float("nan") if trainer.state.global_step + 1 == BAD_STEP else loss
+
+    trainer._compute_loss = broken
+
+
+def infinity_in_one_gradient(trainer: Any) -> None:
+    parameter = next(p for p in trainer.model.parameters() if p.requires_grad)
+
+    def broken(gradient: torch.Tensor) -> torch.Tensor:
+        if trainer.state.global_step + 1 == BAD_STEP:
+            gradient = gradient.clone()
+            gradient.view(-1)[0] = float("inf")
+        return gradient
+
+    parameter.register_hook(broken)
+
+
+BREAKS = pytest.mark.parametrize("break_step", [nan_in_the_loss, infinity_in_one_gradient])
+
+
+def weights(trainer: Any) -> dict[str, torch.Tensor]:
+    return {
+        name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad
+    }
+
+
+def build(model: Path, output: Path, break_step: Breaks | None, **settings: Any) -> Any:
+    args = config(output, max_steps=3, logging_steps=1, **settings)
+    trainer = make_trainer(SoloGRPOTrainer, model, args, fixed_reward("reward", MIXED))
+    if break_step is not None:
+        break_step(trainer)
+    return trainer
+
+
+@BREAKS
+def test_the_run_stops_with_its_weights_and_the_batch(
+    break_step: Breaks, tiny_llama: Path, tmp_path: Path
+) -> None:
+    trainer = build(tiny_llama, tmp_path, break_step)
+    with pytest.raises(RunError, match=r"step 2 is not a finite number; its batch is in .*step-2"):
+        trainer.train()
+    assert trainer.state.global_step == BAD_STEP - 1
+    assert all(tensor.isfinite().all() for tensor in weights(trainer).values())
+    batch = load_file(tmp_path / "nonfinite/step-2.safetensors")
+    assert batch["advantages"].shape == (len(MIXED),)
+    assert batch["completion_ids"].shape == batch["completion_mask"].shape
+
+
+@BREAKS
+def test_some_steps_may_be_left_out(
+    break_step: Breaks, tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = build(tiny_llama, tmp_path, break_step, max_nonfinite_steps=1)
+    seen = []
+    step = trainer.create_optimizer().step
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        before = weights(trainer)
+        done = step(*args, **kwargs)
+        seen.append(any(not torch.equal(before[k], v) for k, v in weights(trainer).items()))
+        return done
+
+    trainer.optimizer.step = watched
+    with caplog.at_level(logging.WARNING):
+        trainer.train()
+    assert seen == [True, False, True]
+    assert all(tensor.isfinite().all() for tensor in weights(trainer).values())
+    assert "step 2 is not a finite number" in caplog.text
+    assert "the step is left out" in caplog.text
+
+
+def test_one_too_many(tiny_llama: Path, tmp_path: Path) -> None:
+    trainer = build(tiny_llama, tmp_path, None, max_nonfinite_steps=1)
+    compute = trainer._compute_loss
+    trainer._compute_loss = lambda model, inputs: compute(model, inputs) * float("inf")
+    with pytest.raises(RunError, match="step 2 is"):
+        trainer.train()
+    assert len(list((tmp_path / "nonfinite").iterdir())) == 2
+
+
+def test_a_whole_run_keeps_no_batch(tiny_llama: Path, tmp_path: Path) -> None:
+    build(tiny_llama, tmp_path, None).train()
+    assert not (tmp_path / "nonfinite").exists()
+
+
+def test_all_finite() -> None:
+    assert all_finite([torch.tensor(1.0), torch.ones(2, 2)])
+    assert all_finite([torch.tensor(0.0)])
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        assert not all_finite([torch.tensor(1.0), torch.tensor([0.0, bad])])

@@ -1,0 +1,436 @@
+"""The recipes do what docs/recipes.md says: numbers, names, and what each family logs.
+
+The smoke recipes run through `train.py` from their own files, with a tiny model and data.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+import torch
+from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
+from trl import ModelConfig
+
+from rewards.completions import text_of, texts_of
+from sologrpo.config.parsing import RENAMED, parse_config
+from sologrpo.config.schedule import check_fills_a_batch, optimizer_steps
+from sologrpo.errors import InputError
+from sologrpo.training.trainer import SoloGRPOTrainer
+from tiny import ROOT, build_model, build_tokenizer
+
+SMOKE = {
+    "smoke-xml": "llama3.1-8b",
+    "smoke-r1-zero-on-policy": "r1-zero-on-policy",
+    "smoke-r1-zero-off-policy": "r1-zero-off-policy",
+    "smoke-dr-grpo": "dr-grpo",
+    "smoke-boxed": "boxed-fewshot",
+}
+# What makes a family; model, data, sizes, learning rate and its schedule are the smoke run's own.
+FAMILY_KEYS = (
+    "prompt_format", "rewards", "reward_weights", "loss_type", "scale_rewards", "advantage_eps",
+    "epsilon", "epsilon_high", "num_iterations", "beta", "temperature", "top_p", "top_k",
+    "adam_beta1", "adam_beta2", "mask_truncated_completions",
+)  # fmt: skip
+# Options of the CS336 script's readme and of its notebook's config.
+SCRIPT_OPTIONS = {
+    "model_name", "base_url", "lora_rank", "n_grpo_steps", "learning_rate", "rollout_batch_size",
+    "group_size", "epochs_per_rollout_batch", "train_batch_size", "advantage_eps",
+    "use_std_normalization", "cliprange", "sampling_temperature", "sampling_max_tokens",
+    "use_r1_zero_format", "log_path", "save_every", "eval_every", "wandb_project", "wandb_name",
+}  # fmt: skip
+KEYS = {field.name for cls in (RunArguments, SoloGRPOConfig, ModelConfig) for field in fields(cls)}
+GSM8K_TRAIN_ROWS = 7473
+UNEVEN_STEPS = (
+    "--per_device_train_batch_size 8 --gradient_accumulation_steps 2 --generation_batch_size 24"
+)
+TIMES = "\N{MULTIPLICATION SIGN}"
+CLOSING = "</answer>"
+
+
+@pytest.fixture(autouse=True)
+def in_repository_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def config_of(name: str, *argv: str) -> tuple[RunArguments, SoloGRPOConfig, ModelConfig]:
+    return parse_config(["--config", f"configs/{name}.yaml", *argv])
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    return {key: value for part in config_of(name) for key, value in vars(part).items()}
+
+
+# -- shipped files -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smoke", SMOKE)
+def test_smoke_recipe_is_of_its_family(smoke: str) -> None:
+    small, large = settings_of(smoke), settings_of(SMOKE[smoke])
+    assert {key: small[key] for key in FAMILY_KEYS} == {key: large[key] for key in FAMILY_KEYS}
+    assert small["dataset_name"] == "quickstart"
+
+
+def test_make_smoke_runs_every_smoke_recipe() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (families,) = re.findall(r"^SMOKE := (.+)$", makefile, flags=re.MULTILINE)
+    assert {f"smoke-{family}" for family in families.split()} == set(SMOKE)
+    assert {path.stem for path in Path("configs").glob("smoke-*.yaml")} == set(SMOKE)
+
+
+def make_smoke(folder: Path, *arguments: str) -> list[list[str]]:
+    """What `make smoke` would launch: the words of each command."""
+    launcher = folder / "accelerate"
+    launcher.write_text('#!/bin/sh\necho "launched: $*"\n')
+    launcher.chmod(0o755)
+    # -o: take the model as fetched.
+    command = ["make", "-f", str(ROOT / "Makefile"), "-o", "model", "smoke", f"BIN={folder}"]
+    done = subprocess.run(
+        [*command, *arguments], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return [line.split() for line in done.stdout.splitlines() if line.startswith("launched: ")]
+
+
+def test_make_smoke_never_goes_into_a_folder_that_exists(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "smoke-boxed").mkdir(parents=True)
+    (tmp_path / "runs" / "smoke-boxed-2").mkdir()
+    launched = make_smoke(tmp_path)
+    outputs = [words[words.index("--output_dir") + 1] for words in launched]
+    assert sorted(outputs) == sorted(
+        f"runs/{name}" + ("-3" if name == "smoke-boxed" else "") for name in SMOKE
+    )
+    assert not any("--dataset_name" in words for words in launched)
+
+
+def test_make_smoke_takes_other_data(tmp_path: Path) -> None:
+    launched = make_smoke(tmp_path, "DATA=some/problems")
+    assert len(launched) == len(SMOKE)
+    assert all(words[-2:] == ["--dataset_name", "some/problems"] for words in launched)
+
+
+# -- the document --------------------------------------------------------------------------------
+
+
+def document() -> str:
+    return (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+
+
+def table(first_column: str) -> list[list[str]]:
+    """The cells of the table whose first column has this header."""
+    lines = document().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first_column} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_every_recipe_is_in_the_table() -> None:
+    named = [quoted(row[0])[0] for row in table("Recipe")]
+    assert sorted(named) == sorted(path.name for path in Path("configs").glob("*.yaml"))
+
+
+def test_every_option_of_the_scripts_has_a_key_here() -> None:
+    rows = table("There")
+    assert {quoted(row[0])[0] for row in rows} == SCRIPT_OPTIONS
+    for there, here, _ in rows:
+        assert set(quoted(here)) <= KEYS
+        (old,) = quoted(there)
+        if old in KEYS:
+            assert quoted(here) == [old]
+        else:
+            assert set(quoted(here)) & set(re.findall(r"\w+", RENAMED[old]))
+
+
+@pytest.mark.parametrize(
+    ("column", "recipe"), [("There", "r1-zero-on-policy"), ("Tutorial", "boxed-fewshot")]
+)
+def test_values_in_the_option_tables(column: str, recipe: str) -> None:
+    settings = settings_of(recipe)
+    checked = 0
+    for _, here, value in table(column):
+        keys = quoted(here)
+        assert set(keys) <= KEYS
+        if value.startswith(("none: ", "with ")):  # says when the key is of use
+            continue
+        numbers = [number.strip() for number in value.partition(";")[0].split(TIMES)]
+        assert numbers == [str(settings[key]) for key in keys]
+        checked += 1
+    assert checked >= 10
+
+
+def test_batch_arithmetic_of_the_document() -> None:
+    lines = table("Recipe | Generation batch")
+    assert len(lines) >= 7
+    for name, *numbers in lines:
+        run, args, _ = config_of(quoted(name)[0].removesuffix(".yaml"))
+        step = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        updates = args.generation_batch_size // step * args.num_iterations
+        n_prompts = run.max_train_examples or GSM8K_TRAIN_ROWS - run.num_validation_examples
+        steps = optimizer_steps(args, n_prompts)
+        batch, batches = args.generation_batch_size, steps // updates
+        prompts = batch // args.num_generations
+        sums = [batch, prompts, step, args.num_iterations, updates, steps, batches, batches * batch]
+        assert [int(number) for number in numbers] == sums, name
+        assert batches * updates == steps
+
+
+def test_advantages_of_the_document() -> None:
+    rewards = torch.tensor([1.0] * 2 + [0.2] * 6)
+    centred = rewards - rewards.mean()
+    scaled = centred / (rewards.std() + 1e-6)
+    expected = {"group": scaled, "none": centred}
+    rows = table("`scale_rewards`")
+    assert [quoted(row[0])[0] for row in rows] == list(expected)
+    for name, right, wrong in rows:
+        advantages = expected[quoted(name)[0]]
+        assert [right, wrong] == [f"{advantages[0]:.3f}", f"{advantages[-1]:.3f}"]
+
+
+def test_clipping_of_the_document() -> None:
+    epsilon = config_of("r1-zero-off-policy")[1].epsilon
+    rows = table("Old probability")
+    for row in rows:
+        old, new, advantage = map(float, row[:3])
+        log_prob = torch.tensor(new).log().requires_grad_()
+        ratio = (log_prob - torch.tensor(old).log()).exp()
+        clipped = ratio.clamp(1 - epsilon, 1 + epsilon)
+        objective = torch.min(ratio * advantage, clipped * advantage)
+        objective.backward()
+        assert log_prob.grad is not None
+        numbers = [f"{number.item():.2f}" for number in (ratio, clipped, objective)]
+        assert row[3:] == [*numbers, "yes" if log_prob.grad else "no"]
+    assert {row[-1] for row in rows} == {"yes", "no"}
+
+
+def test_refusal_of_the_document() -> None:
+    message = the_error(*UNEVEN_STEPS.split())
+    assert f"error: {message}" in " ".join(document().split())
+
+
+# -- sizes that do not come out even -------------------------------------------------------------
+
+
+def the_error(*argv: str) -> str:
+    with pytest.raises(InputError) as caught:
+        config_of("quickstart", *argv)
+    return str(caught.value)
+
+
+# Each setting, the sum that the message does, and the values that it offers.
+UNEVEN = {
+    "--num_generations 3": ("64 = 21 x 3 + 1", {"num_generations": [2, 4],
+                                                "per_device_train_batch_size": [63, 66]}),
+    "--per_device_train_batch_size 3 --gradient_accumulation_steps 7": (
+        "21 = 2 x 8 + 5",
+        {"num_generations": [7, 21], "per_device_train_batch_size": [8]}),
+    "--generation_batch_size 100": (
+        "1.562 micro-batches of 64", {"generation_batch_size": [64, 128]}),
+    UNEVEN_STEPS: (
+        "3 micro-batches of 8", {"generation_batch_size": [16, 32]}),
+    "--per_device_train_batch_size 12 --generation_batch_size 36": (
+        "36 = 4 x 8 + 4", {"num_generations": [6, 9], "generation_batch_size": [24, 48]}),
+    "--gradient_accumulation_steps 4 --steps_per_generation 6": (
+        "384 completions is 6 micro-batches", {"steps_per_generation": [4, 8]}),
+    "--per_device_train_batch_size 4 --steps_per_generation 3": (
+        "12 = 1 x 8 + 4", {"num_generations": [6, 12], "steps_per_generation": [2, 4]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", UNEVEN)
+def test_uneven_sizes_are_answered_with_the_sum_and_values_that_work(setting: str) -> None:
+    sum_done, offers = UNEVEN[setting]
+    message = the_error(*setting.split())
+    assert sum_done in message
+    for key, values in offers.items():
+        assert f"{key} {' or '.join(map(str, values))}" in message
+        for value in values:
+            config_of("quickstart", *setting.split(), f"--{key}", str(value))
+
+
+def test_two_processes_take_twice_the_completions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    message = the_error("--per_device_train_batch_size", "5")
+    assert "10 = 1 x 8 + 2" in message
+    assert "per_device_train_batch_size 4 or 8" in message
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("--num_generations 1", "at least 2"),
+        ("--per_device_train_batch_size 0", "per_device_train_batch_size 0"),
+        ("--num_iterations 0", "num_iterations 0"),
+        ("--generation_batch_size 0", "generation_batch_size 0"),
+        ("--generation_batch_size 64 --steps_per_generation 2", "give one"),
+    ],
+)
+def test_sizes_that_mean_nothing_are_refused(setting: str, says: str) -> None:
+    assert says in the_error(*setting.split())
+
+
+@pytest.mark.parametrize(
+    ("setting", "mend"),
+    [
+        ("--generation_batch_size 256", "generation_batch_size 64"),
+        ("", "per_device_train_batch_size 40 and generation_batch_size 40"),
+        ("--per_device_train_batch_size 16 --gradient_accumulation_steps 4",
+         "per_device_train_batch_size 10 and generation_batch_size 40"),
+    ],
+)  # fmt: skip
+def test_too_few_rows_are_answered_with_a_batch_that_they_fill(setting: str, mend: str) -> None:
+    n_prompts = 10 if "256" in setting else 5
+    _, args, _ = config_of("quickstart", *setting.split())
+    with pytest.raises(InputError) as caught:
+        check_fills_a_batch(args, n_prompts)
+    assert str(caught.value).endswith(f"or set {mend}")
+    assert f"{n_prompts} training rows do not fill" in str(caught.value)
+    words = mend.replace("and ", "").split()
+    mended = [f"--{word}" if word.isidentifier() else word for word in words]
+    check_fills_a_batch(config_of("quickstart", *setting.split(), *mended)[1], n_prompts)
+
+
+def test_rows_that_fill_no_batch_at_all() -> None:
+    sizes = ["--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "64"]
+    _, args, _ = config_of("quickstart", *sizes)
+    with pytest.raises(InputError, match="give at least 16 rows, or lower gradient_accumulation"):
+        check_fills_a_batch(args, 1)
+
+
+# -- what the families log -----------------------------------------------------------------------
+
+
+def digits(completions: list[Any], **kwargs: Any) -> list[float]:
+    texts = texts_of(completions)
+    return [sum(map(str.isdigit, text)) / max(len(text), 1) for text in texts]
+
+
+def digits_of_additions(completions: list[Any], kind: list[str], **kwargs: Any) -> list[float]:
+    """No signal in the groups of subtractions, which are every second problem."""
+    scores = zip(digits(completions), kind, strict=True)
+    return [score if name == "add" else 0.0 for score, name in scores]
+
+
+@pytest.fixture(scope="module")
+def closing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights that write `</answer>`, one token here, and go on behind it."""
+    folder = tmp_path_factory.mktemp("closing")
+    tokenizer = build_tokenizer()
+    model = build_model("llama", tokenizer)
+    tokenizer.add_tokens([CLOSING])
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    head = model.get_output_embeddings().weight
+    with torch.no_grad():
+        head[-1] = 4.0 * head[100]
+    model.save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+    return folder
+
+
+Rows = list[dict[str, Any]]
+Train = Callable[..., tuple[Rows, list[str]]]
+
+
+@pytest.fixture
+def train(
+    tiny_llama: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Train]:
+    """Run a recipe in small; give the rows of its metrics and the texts of its completions."""
+    from train import main
+
+    def run(
+        name: str, reward: str = "digits", model: Path = tiny_llama, steps: int = 3
+    ) -> tuple[Rows, list[str]]:
+        output = tmp_path / name
+        small = {
+            "model_name_or_path": model, "dataset_name": tiny_data, "output_dir": output,
+            "dtype": "float32", "bf16": "false", "max_completion_length": 12, "max_steps": steps,
+            "learning_rate": 0.02, "rewards": f"test_recipes:{reward}", "save_strategy": "no",
+        }  # fmt: skip
+        argv = [part for key, value in small.items() for part in (f"--{key}", str(value))]
+        monkeypatch.setattr(sys, "argv", ["train.py", "--config", f"configs/{name}.yaml", *argv])
+        main()
+        rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+        tables = map(pyarrow.parquet.read_table, sorted((output / "completions").iterdir()))
+        texts = [text_of(cell) for part in tables for cell in part["completion"].to_pylist()]
+        return [row for row in rows if "trained_completions" in row], texts
+
+    return run
+
+
+@pytest.mark.parametrize("name", [name for name in SMOKE if "off-policy" not in name])
+def test_one_update_a_batch_is_on_policy(name: str, train: Train) -> None:
+    rows, _ = train(name)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        assert row["ratio/mean"] == row["ratio/min"] == row["ratio/max"] == 1.0
+        assert row["clip_ratio/region_mean"] == 0.0
+        assert row["grad_norm"] > 0.0
+
+
+def test_off_policy_ratio_starts_at_one_and_leaves_it(train: Train) -> None:
+    rows, _ = train("smoke-r1-zero-off-policy", steps=8)
+    assert ["reward" in row for row in rows] == [True, False, False, False] * 2
+    for i, row in enumerate(rows):
+        if i % 4 == 0:
+            assert row["ratio/min"] == pytest.approx(1.0, abs=1e-3)
+            assert row["ratio/max"] == pytest.approx(1.0, abs=1e-3)
+            assert row["clip_ratio/region_mean"] == 0.0
+        else:
+            assert row["ratio/min"] < 0.99 or row["ratio/max"] > 1.01
+    assert any(row["clip_ratio/region_mean"] > 0.0 for row in rows)
+
+
+def test_off_policy_old_log_probs_are_frozen(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    original = SoloGRPOTrainer._prepare_inputs
+
+    def prepare(trainer: SoloGRPOTrainer, inputs: Any) -> dict[str, Any]:
+        batch: dict[str, Any] = original(trainer, inputs)
+        used.append((batch["completion_ids"].clone(), batch["old_per_token_logps"].clone()))
+        return batch
+
+    monkeypatch.setattr(SoloGRPOTrainer, "_prepare_inputs", prepare)
+    train("smoke-r1-zero-off-policy", steps=8)
+    # Two rollout batches x two passes x two mini-batches.
+    for first, second in [(0, 2), (1, 3), (4, 6), (5, 7)]:
+        assert torch.equal(used[first][0], used[second][0])
+        assert torch.equal(used[first][1], used[second][1])
+    assert not torch.equal(used[0][0], used[1][0])
+    assert not torch.equal(used[0][0], used[4][0])
+
+
+def test_boxed_leaves_out_the_groups_without_signal(train: Train) -> None:
+    rows, texts = train("smoke-boxed", reward="digits_of_additions")
+    total = len(texts) / len(rows)
+    assert total == 32
+    for row in rows:
+        assert row["trained_completions"] == total * (1 - row["frac_reward_zero_std"])
+    assert any(row["frac_reward_zero_std"] > 0.0 for row in rows)
+    assert all(row["trained_completions"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("name", [name for name in SMOKE if "r1-zero" in name or "dr-" in name])
+def test_nothing_follows_the_closing_tag(name: str, train: Train, closing_model: Path) -> None:
+    _, texts = train(name, model=closing_model)
+    closed = [text for text in texts if CLOSING in text]
+    assert len(closed) >= 3
+    assert all(text.index(CLOSING) + len(CLOSING) == len(text) for text in closed)
+
+
+def test_kl_of_the_xml_family_grows_from_zero(train: Train) -> None:
+    rows, _ = train("smoke-xml")
+    assert rows[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert rows[-1]["kl"] > 1e-4

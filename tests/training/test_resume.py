@@ -1,0 +1,508 @@
+"""A run that is killed, stopped or cut off at any step ends as if nothing had happened."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+import torch
+import yaml
+from datasets import Dataset
+from peft import LoraConfig
+from safetensors.torch import load_file
+from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
+from transformers import AutoModelForCausalLM
+
+from scripts import command_of, exit_code, script_environment, train_without_report
+from sologrpo.data.dataset import build_prompts
+from sologrpo.model.loading import load_tokenizer
+from sologrpo.training.checkpoint import (
+    EpochSampler,
+    StopWithCheckpoint,
+    generation_state_file,
+    last_whole_checkpoint,
+    train_from,
+    why_not_whole,
+)
+from sologrpo.training.trainer import SoloGRPOTrainer
+from tiny import digit_share, rows
+
+STEPS = 10  # of 8 in an epoch: the last two are of the second
+SETTINGS: dict[str, Any] = {
+    # 4 prompts x 4 completions a generation batch; 2 steps a pass, 2 passes: 4 steps on each.
+    "num_generations": 4,
+    "per_device_train_batch_size": 8,
+    "generation_batch_size": 16,
+    "num_iterations": 2,
+    "max_completion_length": 12,
+    "max_steps": STEPS,
+    "learning_rate": 0.01,
+    "lr_scheduler_type": "linear",
+    "bf16": False,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "save_total_limit": STEPS + 5,
+    "seed": 3,
+}
+# What a clock or the machine decides, and so differs between two runs.
+MEASURED = ("time", "per_second", "memory", "runtime", "train_loss", "total_flos")
+
+Metrics = list[dict[str, Any]]
+
+
+def without_measured(metrics: Metrics) -> Metrics:
+    return [
+        {key: value for key, value in row.items() if not any(part in key for part in MEASURED)}
+        for row in metrics
+        if "train_runtime" not in row  # a summary of the steps of one process
+    ]
+
+
+def adapter_of(folder: Path) -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = load_file(str(folder / "adapter_model.safetensors"))
+    return weights
+
+
+def assert_equal_weights(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+# -- the trainer: every step is an exact place to go on from -------------------------------------
+
+
+def prompts(count: int) -> Dataset:
+    return build_prompts(Dataset.from_list(rows(count)), RunArguments(system_prompt=""))
+
+
+def trained_from(
+    checkpoint: Path | None, output: Path, model: Path, **settings: Any
+) -> tuple[Metrics, list[torch.Tensor]]:
+    """Train to the last step; the log, and the completions that each step was given."""
+    torch.manual_seed(0)
+    args = SoloGRPOConfig(
+        output_dir=str(output), report_to="none", disable_tqdm=True, num_completions_to_print=0,
+        gradient_checkpointing=False, **SETTINGS | {"logging_steps": 1} | settings,
+    )  # fmt: skip
+    trainer = SoloGRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.float32),
+        reward_funcs=[digit_share],
+        args=args,
+        train_dataset=prompts(8),
+        eval_dataset=prompts(2),
+        processing_class=load_tokenizer(str(model)),
+        peft_config=LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"),
+    )
+    given = []
+    compute_loss = trainer.compute_loss
+
+    def record(model: Any, inputs: dict[str, Any], **kwargs: Any) -> torch.Tensor:
+        given.append(inputs["completion_ids"])
+        loss: torch.Tensor = compute_loss(model, inputs, **kwargs)
+        return loss
+
+    trainer.compute_loss = record
+    train_from(trainer, checkpoint)
+    trainer.save_model(str(output / "end"))
+    return without_measured(trainer.state.log_history), given
+
+
+@pytest.fixture(scope="module")
+def whole_training(
+    tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path
+) -> tuple[Path, Metrics, list[torch.Tensor]]:
+    folder = tmp_path_factory.mktemp("whole")
+    return (folder, *trained_from(None, folder, tiny_llama))
+
+
+# 1-3 and 5-7 are inside a generation batch: after one of two mini-batches, between the two passes,
+# before the last. 4 is between two batches, 8 between two epochs, 9 inside a batch of the second.
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 7, 8, 9])
+def test_every_step_is_an_exact_place_to_go_on_from(
+    step: int,
+    whole_training: tuple[Path, Metrics, list[torch.Tensor]],
+    tmp_path: Path,
+    tiny_llama: Path,
+) -> None:
+    folder, metrics, given = whole_training
+    resumed, given_after = trained_from(folder / f"checkpoint-{step}", tmp_path, tiny_llama)
+    assert len(given) == STEPS
+    assert len(given_after) == STEPS - step
+    assert all(map(torch.equal, given[step:], given_after))
+    assert resumed == metrics
+    assert_equal_weights(adapter_of(folder / "end"), adapter_of(tmp_path / "end"))
+
+
+def test_averages_over_several_steps_survive_a_save_between_them(
+    tmp_path: Path, tiny_llama: Path
+) -> None:
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    settings = {"logging_steps": 3, "log_completions": True, "max_steps": 6}
+    metrics, _ = trained_from(None, whole, tiny_llama, **settings)
+    resumed, _ = trained_from(whole / "checkpoint-5", part, tiny_llama, **settings)
+    assert resumed == metrics
+    assert [row["step"] for row in metrics if "loss" in row] == [3, 6]
+    # Step 6 learns from completions that were sampled before step 5.
+    tables = [
+        pandas.read_parquet(folder / "completions/completions_00006.parquet")
+        for folder in (whole, part)
+    ]
+    assert len(tables[0]) == 16
+    pandas.testing.assert_frame_equal(*tables)
+
+
+def test_a_finished_run_takes_no_further_step(
+    whole_training: tuple[Path, Metrics, list[torch.Tensor]], tmp_path: Path, tiny_llama: Path
+) -> None:
+    folder = whole_training[0]
+    _, given = trained_from(folder / f"checkpoint-{STEPS}", tmp_path, tiny_llama)
+    assert given == []
+    assert_equal_weights(adapter_of(folder / "end"), adapter_of(tmp_path / "end"))
+
+
+def test_a_finished_run_that_keeps_its_best_checkpoint_keeps_it_again(
+    whole_training: tuple[Path, Metrics, list[torch.Tensor]], tmp_path: Path, tiny_llama: Path
+) -> None:
+    last, best = (
+        shutil.copytree(whole_training[0] / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
+        for step in (STEPS, 6)
+    )
+    state = json.loads((last / "trainer_state.json").read_text())
+    (last / "trainer_state.json").write_text(
+        json.dumps(state | {"best_model_checkpoint": str(best)})
+    )
+    for asked, expected in ((True, best), (False, last)):
+        out = tmp_path / str(asked)
+        settings = {"load_best_model_at_end": asked, "eval_strategy": "steps", "eval_steps": 1}
+        trained_from(last, out, tiny_llama, **settings)
+        assert_equal_weights(adapter_of(out / "end"), adapter_of(expected))
+
+
+def test_generation_state_is_small_between_batches_and_loads_without_running_code(
+    whole_training: tuple[Path, Metrics, list[torch.Tensor]],
+) -> None:
+    inside, between = (
+        torch.load(whole_training[0] / f"checkpoint-{step}/generation_state.pt", weights_only=True)
+        for step in (2, 4)
+    )
+    assert (inside["step"], between["step"]) == (2, 4)
+    assert [len(batch["advantages"]) for batch in inside["buffered_inputs"]] == [8, 8]
+    assert between["buffered_inputs"] is None
+
+
+def test_order_of_an_epoch_is_that_of_trl() -> None:
+    sizes = {"mini_repeat_count": 2, "batch_size": 3, "repeat_count": 2, "seed": 5}
+    straight = EpochSampler(range(9), **sizes)  # never told the epoch, it is TRL's own
+    epochs = [list(straight) for _ in range(3)]
+    assert epochs[0] != epochs[1]
+    for epoch in (2, 0, 1):
+        resumed = EpochSampler(range(9), **sizes)
+        resumed.set_epoch(epoch)
+        assert list(resumed) == epochs[epoch]
+
+
+# -- whole checkpoints ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "says"),
+    [
+        ("trainer_state.json", None, "has no trainer_state.json"),
+        ("trainer_state.json", 0, "trainer_state.json is cut short"),
+        ("trainer_state.json", 200, "trainer_state.json is cut short"),
+        ("adapter_model.safetensors", None, "has no adapter_model.safetensors"),
+        ("adapter_model.safetensors", 5000, "adapter_model.safetensors is cut short"),
+        ("optimizer.pt", None, "has no optimizer.pt"),
+        ("optimizer.pt", 5000, "optimizer.pt is cut short"),
+        ("scheduler.pt", None, "has no scheduler.pt"),
+        ("rng_state.pth", 0, "rng_state.pth is cut short"),
+        ("generation_state.pt", 3000, "generation_state.pt is cut short"),
+    ],
+)
+def test_a_checkpoint_with_a_file_missing_or_cut_short_is_skipped(
+    name: str,
+    kept: int | None,
+    says: str,
+    whole_training: tuple[Path, Metrics, list[torch.Tensor]],
+    tmp_path: Path,
+) -> None:
+    for step in (2, 10):  # 10 comes after 2, though not in the alphabet
+        shutil.copytree(whole_training[0] / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
+    assert last_whole_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
+    file = tmp_path / "checkpoint-10" / name
+    if kept is None:
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:kept])
+    assert says in str(why_not_whole(tmp_path / "checkpoint-10"))
+    assert last_whole_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
+
+
+def test_a_save_cut_off_at_any_point_is_recognised(
+    whole_training: tuple[Path, Metrics, list[torch.Tensor]], tmp_path: Path
+) -> None:
+    saved = whole_training[0] / "checkpoint-10"
+    state = saved / "trainer_state.json"
+    # The clock of a file system may give two files one time.
+    by_time = sorted(saved.iterdir(), key=lambda file: (file.stat().st_mtime_ns, file == state))
+    assert by_time[-1] == state
+    for done, file in enumerate(by_time):
+        torn = tmp_path / str(done)
+        torn.mkdir()
+        for earlier in by_time[:done]:
+            shutil.copy(earlier, torn)
+        assert why_not_whole(torn) is not None
+        (torn / file.name).write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        assert why_not_whole(torn) is not None
+    assert why_not_whole(saved) is None
+
+
+# -- the command line ----------------------------------------------------------------------------
+
+Train = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def config_file(
+    tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, tiny_data: Path
+) -> Path:
+    path = tmp_path_factory.mktemp("config") / "tiny.yaml"
+    settings = SETTINGS | {
+        "model_name_or_path": str(tiny_llama),
+        "dataset_name": str(tiny_data),
+        "load_in_4bit": False,
+        "dtype": "float32",
+        "lora_r": 4,
+        "rewards": ["strict_format", "tiny:digit_share"],
+        "num_validation_examples": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+    }
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return path
+
+
+def train_here(config: Path, output: Path, *arguments: str) -> int:
+    """Run `train.py` in this process, without the report at its end; its exit code."""
+    options = ("--config", config, "--output_dir", output)
+    return exit_code(train_without_report(), *options, *arguments)
+
+
+@pytest.fixture
+def train(capfd: pytest.CaptureFixture[str], config_file: Path) -> Train:
+    """`train_here` on the tiny config: its exit code, and what it printed on stderr."""
+
+    def run(output: Path, *arguments: str) -> tuple[int, str]:
+        capfd.readouterr()
+        return train_here(config_file, output, *arguments), capfd.readouterr().err
+
+    return run
+
+
+def start(config: Path, output: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command_of("train", "--config", config, "--output_dir", output, *arguments),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=script_environment(),
+    )  # fmt: skip
+
+
+def metrics_of(run: Path) -> Metrics:
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        # The last line may be half written.
+        text = (run / "metrics.jsonl").read_text() if (run / "metrics.jsonl").exists() else ""
+        if f'{{"step": {step},' in text:
+            return
+        time.sleep(0.02)
+    raise TimeoutError(f"{run} never came to step {step}")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, config_file: Path) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "uninterrupted"
+    assert train_here(config_file, run) == 0
+    return run
+
+
+def copy_up_to(step: int, run: Path, copy: Path) -> Path:
+    """The run as a kill would have left it whose last save was that of `step`."""
+    shutil.copytree(run, copy)
+    for later in range(step + 1, STEPS + 1):
+        shutil.rmtree(copy / f"checkpoint-{later}")
+    shutil.rmtree(copy / "adapter")
+    return copy
+
+
+def assert_same_run(run: Path, uninterrupted: Path) -> None:
+    assert without_measured(metrics_of(run)) == without_measured(metrics_of(uninterrupted))
+    assert_equal_weights(adapter_of(run / "adapter"), adapter_of(uninterrupted / "adapter"))
+
+
+def test_killed_three_times(
+    train: Train, config_file: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run, moments = tmp_path / "run", random.Random(7)
+    for earliest in (1, 3, 5):
+        process = start(config_file, run, "--resume")
+        wait_for_step(run, earliest + moments.randrange(2))
+        time.sleep(moments.uniform(0.0, 0.3))
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    code, stderr = train(run, "--resume")
+    assert code == 0
+    assert "going on from" in stderr
+    assert_same_run(run, uninterrupted)
+    validations = [row["step"] for row in metrics_of(run) if "eval_n" in row]
+    assert validations == [3, 6, 9, 10]
+
+
+def test_sigterm_saves_and_exits_with_0(
+    train: Train, config_file: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = start(config_file, run, "--save_steps", "100")
+    wait_for_step(run, 2)
+    process.terminate()
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    checkpoint = last_whole_checkpoint(run)
+    assert checkpoint is not None
+    assert f"stopped; {checkpoint} is whole: go on with --resume" in stderr
+    assert "SIGTERM" in stderr
+    assert "Traceback" not in stderr
+    assert not (run / "adapter").exists()
+    assert train(run, "--resume", "--save_steps", "100")[0] == 0
+    assert_same_run(run, uninterrupted)
+
+
+@pytest.fixture
+def ctrl_c_allowed() -> Any:
+    """A shell starts background jobs with Ctrl-C ignored, and they hand that down."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_allowed")
+def test_ctrl_c_saves_and_exits_with_130(
+    train: Train, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, calls = tmp_path / "run", []
+
+    def interrupting(completions: list[Any], **kwargs: Any) -> list[float]:
+        calls.append(1)
+        if len(calls) == 2:  # of the second generation batch, for the steps 5 to 8
+            os.kill(os.getpid(), signal.SIGINT)
+        return digit_share(completions, **kwargs)
+
+    monkeypatch.setattr("tiny.digit_share", interrupting)
+    interrupting.__name__ = "digit_share"
+    code, stderr = train(run, "--save_strategy", "no")
+    assert code == 130
+    assert f"stopped; {run / 'checkpoint-5'} is whole: go on with --resume" in stderr
+    assert "Traceback" not in stderr
+    assert not (run / "adapter").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert train(run, "--resume", "--save_strategy", "no")[0] == 0
+    assert_same_run(run, uninterrupted)
+
+
+@pytest.mark.usefixtures("ctrl_c_allowed")
+def test_second_ctrl_c_stops_at_once() -> None:
+    stop = StopWithCheckpoint()
+    with stop:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # whoever ends jobs may ask twice
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_steps_behind_the_last_whole_checkpoint_are_run_again(
+    train: Train, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = copy_up_to(7, uninterrupted, tmp_path / "run")
+    (run / "checkpoint-7/trainer_state.json").unlink()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 8, "lo')
+    code, stderr = train(run, "--resume", "--max_steps", "7", "--lr_scheduler_type", "constant")
+    assert code == 0, stderr
+    assert f"{run / 'checkpoint-7'} is not whole, it has no trainer_state.json" in stderr
+    assert f"going on from {run / 'checkpoint-6'}" in stderr
+    assert "lr_scheduler_type linear -> constant, max_steps 10 -> 7" in stderr
+    assert (run / "partial-checkpoint-7").is_dir()
+    assert why_not_whole(run / "checkpoint-7") is None
+    steps = [row["step"] for row in metrics_of(run) if "loss" in row]
+    assert steps == [1, 2, 3, 4, 5, 6, 7]
+    kept = without_measured(metrics_of(uninterrupted))
+    assert without_measured(metrics_of(run))[: len(kept[:8])] == kept[:8]  # 6 steps, 2 validations
+    assert len(list((run / "completions").iterdir())) == 7
+
+
+def test_resume_without_a_checkpoint_starts_from_the_beginning(
+    train: Train, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoint-1").mkdir(parents=True)
+    for file in ("metrics.jsonl", "config.yaml"):
+        shutil.copy(uninterrupted / file, run / file)
+    code, stderr = train(run, "--resume", "--max_steps", "1", "--seed", "4")
+    assert code == 0, stderr
+    assert f"{run / 'checkpoint-1'} is not whole" in stderr
+    assert f"{run} has no checkpoint yet: starting from the beginning" in stderr
+    assert {row["step"] for row in metrics_of(run)} == {1}
+
+
+def refused(train: Train, run: Path, *arguments: str) -> str:
+    """The one line with which the call is refused, the run left as it was."""
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    code, stderr = train(run, *arguments)
+    assert code == 2
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    return stderr.strip().splitlines()[-1]
+
+
+def test_settings_that_a_checkpoint_does_not_fit_are_refused(
+    train: Train, uninterrupted: Path
+) -> None:
+    line = refused(
+        train, uninterrupted, "--resume", "--num_generations", "8", "--seed", "4", "--beta", "0.1"
+    )
+    assert "was started with num_generations 4, seed 3: give the same" in line
+
+
+def test_a_used_directory_is_refused(train: Train, uninterrupted: Path, tmp_path: Path) -> None:
+    assert "already holds a run: add --resume" in refused(train, uninterrupted)
+    without_config = copy_up_to(1, uninterrupted, tmp_path / "run")
+    (without_config / "config.yaml").unlink()
+    assert "already holds a run: add --resume" in refused(train, without_config)
+
+
+def test_a_finished_run_without_checkpoints_is_not_begun_again(
+    train: Train, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted, run, ignore=shutil.ignore_patterns("checkpoint-*"))
+    assert "finished run without checkpoints" in refused(train, run, "--resume")
+
+
+def test_a_checkpoint_without_the_place_in_the_batch_is_refused(
+    train: Train, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = copy_up_to(2, uninterrupted, tmp_path / "run")
+    generation_state_file(run / "checkpoint-2", SoloGRPOConfig(output_dir=str(run))).unlink()
+    assert "does not say where in a generation batch" in refused(train, run, "--resume")

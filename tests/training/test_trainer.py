@@ -1,0 +1,609 @@
+"""The trainer: TRL's gradient with less work, greedy validation, and what it relies on in TRL."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl
+import trl.trainer.utils as trl_utils
+from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from sologrpo.config.arguments import RunArguments
+from transformers import AutoModelForCausalLM
+from trl import GRPOTrainer
+
+from fixed_rollouts import (
+    CONSTANT,
+    MIXED,
+    CapturedGradients,
+    G,
+    config,
+    fixed_reward,
+    make_trainer,
+    problems,
+    relative_gap,
+    trained_on,
+)
+from sologrpo.config.schedule import optimizer_steps
+from sologrpo.data.dataset import build_prompts, prompt_token_ids
+from sologrpo.evaluation.evaluate import generate_records
+from sologrpo.model.loading import load_tokenizer
+from sologrpo.sampling.generation import generate_greedily
+from sologrpo.training.packing import SharedPrompts, pack_by_tokens, padded_tokens, select_and_trim
+from sologrpo.training.prompt_tree import branches_that_pay, build_prompt_trees
+from sologrpo.training.trainer import SoloGRPOTrainer
+from tiny import digit_share, rows
+
+# -- ratio to the policy that sampled ------------------------------------------------------------
+
+
+def test_on_policy_the_ratio_is_one(tiny_llama: Path, tmp_path: Path) -> None:
+    _, logs = trained_on(SoloGRPOTrainer, tiny_llama, config(tmp_path), MIXED)
+    assert logs["ratio/mean"] == logs["ratio/min"] == logs["ratio/max"] == 1.0
+    assert logs["clip_ratio/region_mean"] == 0.0
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_off_policy_the_ratio_leaves_one(
+    share_prompts: bool, tiny_llama: Path, tmp_path: Path
+) -> None:
+    args = config(
+        tmp_path, num_iterations=2, max_steps=2, share_prompts=share_prompts, logging_steps=1
+    )
+    trainer = make_trainer(SoloGRPOTrainer, tiny_llama, args, fixed_reward("reward", MIXED))
+    trainer.train()
+    first, second = trainer.state.log_history[:2]
+    for name in ("mean", "min", "max"):
+        assert first[f"ratio/{name}"] == pytest.approx(1.0, abs=1e-4)
+    assert second["ratio/min"] < 0.98 < 1.02 < second["ratio/max"]
+
+
+# -- outcome gating, shares, signs of hacking ----------------------------------------------------
+
+# Groups: one right answer; none; all right; none judged.
+OUTCOME = [0.0, 1.0, 0.0, 0.0] + [0.0] * G + [1.0] * G + [None] * G
+SIDE = [1.0, 0.5, 0.0, 0.5] * 4
+GATED = {
+    "group": [0.5 * s for s in SIDE[:4]] + [0.0] * G + [0.5 * s for s in SIDE[:4]] + [0.0] * G,
+    "completion": [0.0, 0.25, 0.0, 0.0] + [0.0] * G + [0.5 * s for s in SIDE[:4]] + [0.0] * G,
+}
+
+
+@pytest.mark.parametrize("gate", ["group", "completion"])
+@pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
+def test_side_rewards_count_only_with_the_outcome(
+    gate: str, scale_rewards: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    args = config(
+        tmp_path, reward_weights=[0.5, 1.0], outcome_reward="outcome", outcome_gate=gate,
+        scale_rewards=scale_rewards,
+    )  # fmt: skip
+    rewards = {"side": SIDE, "outcome": OUTCOME}
+    gradients, logs = trained_on(SoloGRPOTrainer, tiny_llama, args, rewards)
+    summed = [side + (out or 0.0) for side, out in zip(GATED[gate], OUTCOME, strict=True)]
+    plain = config(tmp_path, scale_rewards=scale_rewards)
+    expected, plain_logs = trained_on(SoloGRPOTrainer, tiny_llama, plain, summed)
+    assert relative_gap(expected[0], gradients[0]) < 1e-6
+    # The scores stay visible as they were given; `reward` is what is trained on.
+    assert logs["rewards/side/mean"] == pytest.approx(0.5)
+    assert logs["rewards/outcome/mean"] == pytest.approx(5 / 12)
+    assert logs["reward"] == pytest.approx(plain_logs["reward"])
+    assert logs["frac_reward_zero_std"] == 0.5
+
+    ungated = config(tmp_path, reward_weights=[0.5, 1.0], scale_rewards=scale_rewards)
+    (other,), _ = trained_on(SoloGRPOTrainer, tiny_llama, ungated, rewards)
+    assert relative_gap(gradients[0], other) > 0.01
+
+
+def test_epsilon_of_the_advantages(tiny_llama: Path, tmp_path: Path) -> None:
+    close = [0.0, 2e-4, 0.0, 0.0] * 4  # a deviation of 1e-4, as large as TRL's epsilon
+    (stock,), _ = trained_on(SoloGRPOTrainer, tiny_llama, config(tmp_path), close)
+    args = config(tmp_path, advantage_eps=0.0)
+    (exact,), _ = trained_on(SoloGRPOTrainer, tiny_llama, args, close)
+    assert relative_gap({name: 2 * gradient for name, gradient in stock.items()}, exact) < 1e-4
+
+
+def test_share_of_the_advantages_by_reward(tiny_llama: Path, tmp_path: Path) -> None:
+    args = config(tmp_path, reward_weights=[1.0, 2.0])
+    scores = {"small": [0.0, 1.0] * 8, "large": [0.0, 1.0] * 8}
+    _, logs = trained_on(SoloGRPOTrainer, tiny_llama, args, scores)
+    assert logs["advantage_share/small"] == pytest.approx(1 / 3)
+    assert logs["advantage_share/large"] == pytest.approx(2 / 3)
+    _, logs = trained_on(SoloGRPOTrainer, tiny_llama, args, {"small": CONSTANT, "large": CONSTANT})
+    assert "advantage_share/small" not in logs  # nothing to share
+
+
+def test_signs_of_hacking_are_logged(tiny_llama: Path, tmp_path: Path) -> None:
+    texts = ["<answer>1</answer><answer>2</answer>", "9 <answer>18</answer> bye", "9", "8"] * 4
+    trainer = make_trainer(
+        SoloGRPOTrainer, tiny_llama, config(tmp_path), fixed_reward("reward", MIXED)
+    )
+    ids = trainer.processing_class(texts)["input_ids"]
+    trainer._generate_single_turn = lambda *args, **kwargs: (ids, None)
+    trainer.train()
+    logs = trainer.state.log_history[0]
+    assert logs["hacking/answer_stuffing"] == 0.25
+    assert logs["hacking/trailing_text"] == 0.25
+    assert logs["hacking/empty_reasoning"] == 0.25
+    assert logs["hacking/tags_in_reasoning"] == logs["hacking/template_echo"] == 0.0
+
+
+def test_completions_without_any_score_do_not_count(tiny_llama: Path, tmp_path: Path) -> None:
+    # The scored ones of each group are equal: no signal, in TRL's own arithmetic too.
+    rewards = {"reward": [1.0, 1.0, 1.0, None] * 4}
+    gradients, logs = trained_on(SoloGRPOTrainer, tiny_llama, config(tmp_path), rewards)
+    assert logs["frac_reward_zero_std"] == 1.0
+    assert not any(torch.count_nonzero(gradient) for gradient in gradients[0].values())
+
+
+# -- resampling ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.05])
+def test_groups_without_signal_are_replaced(beta: float, tiny_llama: Path, tmp_path: Path) -> None:
+    sampled: list[int] = []
+
+    def reward(completions: list[Any], **kwargs: Any) -> list[float]:
+        # Groups 1 and 3 of the first round tell nothing, nor does the first of the second round.
+        sampled.append(len(completions))
+        rounds = {1: MIXED, 2: [0.0] * G + [0.0, 1.0, 0.0, 0.0], 3: [0.0, 0.0, 1.0, 1.0]}
+        return rounds[len(sampled)]
+
+    args = config(tmp_path, max_resample_rounds=5, beta=beta, log_completions=True)
+    trainer = make_trainer(SoloGRPOTrainer, tiny_llama, args, reward)
+    batches: list[dict[str, Any]] = []
+    original = trainer.compute_loss
+    trainer.compute_loss = lambda model, inputs, **kwargs: (
+        batches.append(inputs),
+        original(model, inputs, **kwargs),
+    )[1]
+    trainer.train()
+    assert sampled == [4 * G, 2 * G, G]
+    logs = trainer.state.log_history[0]
+    assert logs["resampled_groups"] == 2
+    assert logs["trained_completions"] == len(MIXED)
+    (batch,) = batches
+    assert not (batch["advantages"].view(-1, G) == 0).all(dim=1).any()
+    assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
+    # The completions file holds what was trained on.
+    written = list(trainer._logs["completion"])
+    assert len(written) == len(MIXED)
+    pairs = zip(batch["completion_ids"], batch["completion_mask"], strict=True)
+    decode = trainer.processing_class.decode
+    order = [decode(ids[mask.bool()], skip_special_tokens=True) for ids, mask in pairs]
+    assert sorted(order) == sorted(completion[0]["content"] for completion in written)
+    assert sorted(trainer._logs["advantages"]) == pytest.approx(
+        sorted(batch["advantages"].tolist())
+    )
+
+
+def test_resampling_is_bounded(tiny_llama: Path, tmp_path: Path) -> None:
+    sampled: list[int] = []
+
+    def reward(completions: list[Any], **kwargs: Any) -> list[float]:
+        sampled.append(len(completions))
+        return [0.7] * len(completions)
+
+    args = config(tmp_path, max_resample_rounds=2)
+    trainer = make_trainer(SoloGRPOTrainer, tiny_llama, args, reward)
+    trainer.train()
+    assert sampled == [4 * G] * 3
+    assert trainer.state.log_history[0]["resampled_groups"] == 0
+
+
+def test_degenerate_groups_by_outcome(tiny_llama: Path, tmp_path: Path) -> None:
+    # All right and equal; all wrong and equal; all wrong, told apart by the side reward; mixed.
+    rewards = {
+        "answer_correctness": [1.0] * G + [0.0] * G + [0.0] * G + [1.0, 0.0, 0.0, 0.0],
+        "side": [0.5] * 2 * G + [0.5, 0.0, 0.0, 0.0] + [0.5] * G,
+    }
+    _, logs = trained_on(SoloGRPOTrainer, tiny_llama, config(tmp_path), rewards)
+    assert logs["degenerate/all_right"] == logs["degenerate/all_wrong"] == 0.25
+    assert logs["frac_reward_zero_std"] == 0.5
+
+
+# -- sampling -----------------------------------------------------------------------------------
+
+
+class SeenCompletions:
+    """A reward that is constant, so that nothing is trained, and keeps what it was asked about."""
+
+    __name__ = "seen_completions"
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, str, list[int]]] = []
+
+    def __call__(
+        self,
+        completions: list[Any],
+        question: list[str],
+        completion_ids: list[list[int]],
+        **kwargs: Any,
+    ) -> list[float]:
+        texts = [completion[0]["content"] for completion in completions]
+        self.rows += zip(question, texts, completion_ids, strict=True)
+        return [1.0] * len(texts)
+
+
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen"])
+def test_rollouts_at_zero_temperature_are_the_greedy_completions(
+    family: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    seen = SeenCompletions()
+    args = config(tmp_path, max_completion_length=24, temperature=1e-4)
+    trainer = make_trainer(SoloGRPOTrainer, request.getfixturevalue(family), args, seen)
+    dataset, tokenizer = problems(), trainer.processing_class
+    prompts = prompt_token_ids(dataset["prompt"], tokenizer)
+    completions = generate_greedily(trainer.model, tokenizer, prompts, 24)
+    greedy = dict(zip(dataset["question"], completions, strict=True))
+    trainer.train()
+    assert len(seen.rows) == len(MIXED)
+    assert len({text for _, text, _ in seen.rows}) == len(MIXED) // G
+    for question, text, ids in seen.rows:
+        assert text == greedy[question].text
+        assert len(ids) == greedy[question].token_count
+
+
+def test_rollouts_follow_temperature_and_top_k(tiny_llama: Path, tmp_path: Path) -> None:
+    count, k, temperature = 1024, 5, 0.5
+    seen = SeenCompletions()
+    args = config(
+        tmp_path, max_completion_length=1, temperature=temperature, top_k=k,
+        num_generations=count, per_device_train_batch_size=count,
+    )  # fmt: skip
+    trainer = make_trainer(SoloGRPOTrainer, tiny_llama, args, seen)
+    trainer.train()
+    dataset = problems()
+    prompt = dataset[list(dataset["question"]).index(seen.rows[0][0])]["prompt"]
+    ids = trainer.processing_class.apply_chat_template(
+        prompt, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        logits = trainer.model(**ids.to(trainer.model.device)).logits[0, -1]
+    top = logits.topk(k)
+    expected = (top.values / temperature).softmax(-1)
+    drawn = [ids[0] for _, _, ids in seen.rows]
+    assert set(drawn) <= set(top.indices.tolist())
+    # Four standard deviations of a share of 1,024 draws are at most 0.0625.
+    for token, probability in zip(top.indices.tolist(), expected.tolist(), strict=True):
+        assert drawn.count(token) / count == pytest.approx(probability, abs=0.0625)
+
+
+# -- packing ------------------------------------------------------------------------------------
+
+lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=40)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int]], SharedPrompts | None]:
+    sizes = draw(lengths)
+    rows = draw(st.lists(st.sampled_from(range(len(sizes))), unique=True))
+    shared = SharedPrompts([i // G for i in range(len(sizes))], draw(st.sampled_from([8, 64, 512])))
+    return rows, sizes, draw(st.none() | st.just(shared))
+
+
+def tokens_of_a_pass(
+    batch: list[int], sizes: list[tuple[int, int]], shared: SharedPrompts | None
+) -> int:
+    """Count what a pass over these rows really computes: the tensors are built."""
+    prompt_T = max(sizes[row][0] for row in batch)
+    completion_T = max(sizes[row][1] for row in batch)
+    if shared is None:
+        return len(batch) * (prompt_T + completion_T)
+    most = branches_that_pay(shared.hidden_size, prompt_T, completion_T)
+    if most == 1:
+        return len(batch) * (prompt_T + completion_T)
+    ids = torch.zeros(len(batch), prompt_T + completion_T, dtype=torch.long)
+    ids[:, 0] = torch.tensor([shared.prompt_of_row[row] for row in batch])
+    tree = build_prompt_trees(ids, torch.ones_like(ids), completion_T, most)
+    repeated = int(tree.tree_of_row.max() + 1) * int(tree.branch_of_row.max())
+    return tree.input_ids.numel() - repeated  # each completion has its own last prompt token
+
+
+@given(batches(), st.integers(1, 800))
+def test_packing_keeps_every_row_once_and_the_budget(
+    case: tuple[list[int], list[tuple[int, int]], SharedPrompts | None], budget: int
+) -> None:
+    rows, sizes, shared = case
+    packed = list(pack_by_tokens(rows, sizes, budget, shared))
+    assert sorted(row for batch in packed for row in batch) == sorted(rows)
+    for batch in packed:
+        assert batch
+        tokens = tokens_of_a_pass(batch, sizes, shared)
+        assert tokens == padded_tokens(batch, sizes, shared)
+        assert len(batch) == 1 or tokens <= budget
+
+
+@given(batches())
+def test_packing_does_not_depend_on_the_order_of_the_rows(
+    case: tuple[list[int], list[tuple[int, int]], SharedPrompts | None],
+) -> None:
+    rows, sizes, _ = case
+    assert list(pack_by_tokens(rows, sizes, 300)) == list(pack_by_tokens(rows[::-1], sizes, 300))
+
+
+def test_packing_puts_all_in_one_where_it_fits() -> None:
+    assert [len(batch) for batch in pack_by_tokens([0, 1, 2], [(5, 5)] * 3, 30)] == [3]
+    assert [len(batch) for batch in pack_by_tokens([0, 1, 2], [(5, 5)] * 3, 29)] == [2, 1]
+
+
+def test_packing_wastes_less_than_the_given_order() -> None:
+    # Long and short rows in turn: packed in this order, every batch would be half padding.
+    sizes = [(10, 100), (10, 10)] * 8
+    packed = list(pack_by_tokens(list(range(16)), sizes, 440))
+    real = sum(sum(size) for size in sizes)
+    assert sum(padded_tokens(batch, sizes) for batch in packed) < 1.25 * real
+
+
+# -- trimming -----------------------------------------------------------------------------------
+
+
+def padded_inputs() -> dict[str, Any]:
+    """Three rows, prompts of 1, 3, 2 tokens padded to 4, completions of 2, 1, 4 padded to 5."""
+    return {
+        "prompt_ids": torch.tensor([[0, 0, 0, 7], [0, 7, 8, 9], [0, 0, 7, 8]]),
+        "prompt_mask": torch.tensor([[0, 0, 0, 1], [0, 1, 1, 1], [0, 0, 1, 1]]),
+        "completion_ids": torch.tensor([[1, 2, 0, 0, 0], [3, 0, 0, 0, 0], [4, 5, 6, 7, 0]]),
+        "completion_mask": torch.tensor([[1, 1, 0, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 0]]),
+        "old_per_token_logps": torch.arange(15.0).reshape(3, 5),
+        "advantages": torch.tensor([1.0, -1.0, 0.5]),
+        "num_items_in_batch": torch.tensor(7),
+    }
+
+
+def test_selected_rows_lose_only_padding() -> None:
+    selected = select_and_trim(padded_inputs(), [2, 0])
+    assert selected["prompt_ids"].tolist() == [[7, 8], [0, 7]]
+    assert selected["prompt_mask"].tolist() == [[1, 1], [0, 1]]
+    assert selected["completion_ids"].tolist() == [[4, 5, 6, 7], [1, 2, 0, 0]]
+    assert selected["completion_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert selected["old_per_token_logps"].tolist() == [[10, 11, 12, 13], [0, 1, 2, 3]]
+    assert selected["advantages"].tolist() == [0.5, 1.0]
+    assert selected["num_items_in_batch"].item() == 7
+
+
+def test_masked_completion_keeps_its_prompt() -> None:
+    # mask_truncated_completions zeroes the whole completion mask of a row.
+    inputs = padded_inputs()
+    inputs["completion_mask"][2] = 0
+    selected = select_and_trim(inputs, [2, 1])
+    assert selected["prompt_ids"].tolist() == [[0, 7, 8], [7, 8, 9]]
+    assert selected["completion_ids"].tolist() == [[4], [3]]
+
+
+def test_batch_of_masked_completions_only(tiny_llama: Path, tmp_path: Path) -> None:
+    # Every completion is cut off and masked: nothing to learn, and nothing to stumble over.
+    # A row of 12 tokens is cut off; an end token that never comes makes all of them such.
+    settings = {"mask_truncated_completions": True, "max_completion_length": 12}
+    captured = CapturedGradients()
+    trainer = make_trainer(
+        SoloGRPOTrainer, tiny_llama, config(tmp_path, **settings),
+        lambda completions, **_: MIXED, callbacks=[captured],
+    )  # fmt: skip
+    trainer._generate_single_turn = lambda ids, *args, **kwargs: ([[100] * 12] * len(ids), None)
+    trainer.train()
+    (gradients,) = captured.steps
+    assert not any(torch.count_nonzero(gradient) for gradient in gradients.values())
+
+
+# -- stop strings ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("mask_truncated", [True, False])
+def test_rollouts_end_at_stop_strings(
+    fast: bool,
+    mask_truncated: bool,
+    tiny_llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stops = ("0", "5")  # random weights write these sooner than tags
+    monkeypatch.setattr("sologrpo.training.trainer.stop_strings", lambda dataset: list(stops))
+    if not fast:
+        monkeypatch.setattr("sologrpo.training.trainer.can_generate_fast", lambda *args: False)
+    texts: list[str] = []
+    ids: list[list[int]] = []
+
+    def reward(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        texts.extend(completions)
+        ids.extend(completion_ids)
+        return MIXED
+
+    args = config(tmp_path, max_completion_length=16, mask_truncated_completions=mask_truncated)
+    questions = Dataset.from_list(rows(8))
+    plain = build_prompts(questions, RunArguments(prompt_format="r1_zero"))
+    trainer = make_trainer(SoloGRPOTrainer, tiny_llama, args, reward, train_dataset=plain)
+    batches: list[dict[str, Any]] = []
+    original = trainer._prepare_inputs
+    trainer._prepare_inputs = lambda inputs: batches.append(original(inputs)) or batches[-1]
+    trainer.train()
+    tokenizer, logs = trainer.processing_class, trainer.state.log_history[0]
+    stopped = [text.endswith(stops) for text in texts]
+    ended = [row[-1] == tokenizer.eos_token_id for row in ids]
+    assert sum(stopped) >= 3
+    for text, row, at_stop, at_end in zip(texts, ids, stopped, ended, strict=True):
+        assert not any(stop in text[:-1] for stop in stops)  # nothing follows a stop string
+        # No padding behind it: nothing is trained on that was not sampled.
+        assert not at_stop or trainer._stops.length(row) == len(row)
+        assert len(row) == 16 or at_stop or at_end
+        assert tokenizer.decode(row, skip_special_tokens=True).startswith(text)
+    done = [at_stop or at_end for at_stop, at_end in zip(stopped, ended, strict=True)]
+    assert logs["completions/clipped_ratio"] == pytest.approx(1 - sum(done) / len(done))
+    lengths = [len(row) for row, whole in zip(ids, done, strict=True) if whole]
+    assert logs["completions/mean_terminated_length"] == pytest.approx(sum(lengths) / len(lengths))
+    # Rows that were stopped are trained on, rows that were cut off are not, when asked.
+    (batch,) = batches
+    trained = sum(
+        len(row) for row, whole in zip(ids, done, strict=True) if whole or not mask_truncated
+    )
+    assert batch["completion_mask"].sum() == batch["num_items_in_batch"] == trained
+
+
+def test_validation_ends_at_stop_strings(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = AutoModelForCausalLM.from_pretrained(str(tiny_llama))
+    tokenizer = load_tokenizer(str(tiny_llama))
+    monkeypatch.setattr("sologrpo.evaluation.evaluate.stop_strings", lambda dataset: [])
+    whole = [record.completion for record in generate_records(model, tokenizer, problems(), 16)]
+    stop = max(whole, key=len)[4:6]
+    monkeypatch.setattr("sologrpo.evaluation.evaluate.stop_strings", lambda dataset: [stop])
+    for record, text in zip(generate_records(model, tokenizer, problems(), 16), whole, strict=True):
+        before, found, _ = text.partition(stop)
+        assert record.completion == before + found
+        assert not (found and record.truncated)
+
+
+# -- validation ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def validating(tiny_llama: Path, tmp_path: Path) -> Any:
+    """A trainer whose validation problems have as gold the last number of the greedy answer."""
+    args = config(tmp_path, max_completion_length=16, temperature=1.0)
+    trainer = make_trainer(SoloGRPOTrainer, tiny_llama, args, digit_share)
+    tokenizer = trainer.processing_class
+    dataset = problems(6)
+    prompts = prompt_token_ids(dataset["prompt"], tokenizer)
+    texts = [c.text for c in generate_greedily(trainer.model, tokenizer, prompts, 16)]
+    trainer.eval_dataset = dataset.map(lambda row, i: {"answer": last_number(texts[i])}, True)
+    return trainer
+
+
+def last_number(text: str) -> str:
+    from rewards.grading import lenient_is_correct
+
+    suffixes = (text[i:j] for i in range(len(text)) for j in range(i + 1, len(text) + 1))
+    numbers = {suffix for suffix in suffixes if suffix.isascii() and suffix.isdigit()}
+    right = (f"#### {n}" for n in numbers if lenient_is_correct(text, f"#### {n}"))
+    return next(right, "#### 31415926")
+
+
+def test_validation_is_greedy_and_repeatable(validating: Any) -> None:
+    torch.manual_seed(1)
+    first = validating.evaluate()
+    torch.manual_seed(2)
+    second = validating.evaluate()
+    assert first["eval_accuracy_lenient"] >= 0.5  # sampling would not hit these numbers
+    assert first == second
+    assert first["eval_n"] == 6
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_validation_restores_the_mode(validating: Any, training: bool) -> None:
+    validating.model.train(training)
+    validating.evaluate()
+    assert validating.model.training is training
+
+
+def test_validation_leaves_training_metrics_alone(validating: Any) -> None:
+    validating.model.train()
+    validating._metrics["train"]["reward"].append(0.5)
+    validating.evaluate()
+    assert validating._metrics["train"]["reward"] == [0.5]
+    logged = validating.state.log_history[-1]
+    assert "eval_accuracy" in logged
+    assert not any("reward" in name for name in logged)
+
+
+def test_validation_during_training_does_not_change_it(tiny_llama: Path, tmp_path: Path) -> None:
+    def weights(**settings: Any) -> list[torch.Tensor]:
+        args = config(tmp_path, max_steps=3, learning_rate=1e-3, **settings)
+        trainer = make_trainer(
+            SoloGRPOTrainer, tiny_llama, args, digit_share, eval_dataset=problems(2)
+        )
+        trainer.train()
+        return [p.detach() for p in trainer.model.parameters() if p.requires_grad]
+
+    plain = weights()
+    validated = weights(eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4)
+    assert all(torch.equal(a, b) for a, b in zip(plain, validated, strict=True))
+
+
+# -- learning -----------------------------------------------------------------------------------
+
+
+def test_reward_rises(tiny_llama: Path, tmp_path: Path) -> None:
+    args = config(tmp_path, max_steps=12, learning_rate=1e-2, logging_steps=1)
+    trainer = make_trainer(SoloGRPOTrainer, tiny_llama, args, digit_share)
+    trainer.train()
+    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    assert len(rewards) == 12
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
+
+
+PLANS = [
+    {"num_train_epochs": 1},
+    {"num_train_epochs": 3},
+    {"num_train_epochs": 2, "num_iterations": 2},
+    {"num_train_epochs": 2.5, "steps_per_generation": 2},
+    {"num_train_epochs": 2, "gradient_accumulation_steps": 3},
+]
+
+
+@pytest.mark.parametrize("trainer_class", [SoloGRPOTrainer, GRPOTrainer])
+@pytest.mark.parametrize("settings", PLANS, ids=lambda plan: "-".join(map(str, plan.values())))
+def test_plan_names_the_steps_that_are_made(
+    tiny_llama: Path, tmp_path: Path, trainer_class: type, settings: dict[str, Any]
+) -> None:
+    # 8 prompts; a generation batch of 3 (or 6, or 9) prompts leaves some over in each epoch.
+    sizes = {"per_device_train_batch_size": 12, "max_steps": -1, "max_completion_length": 1}
+    if "gradient_accumulation_steps" in settings:
+        sizes["per_device_train_batch_size"] = 4
+    args = config(tmp_path, **sizes, **settings)
+    planned = optimizer_steps(args, 8)
+    trainer = make_trainer(trainer_class, tiny_llama, args, digit_share)
+    trainer.train()
+    assert trainer.state.global_step == planned
+
+
+# -- what is relied on in TRL -------------------------------------------------------------------
+
+RELIED_ON = {
+    GRPOTrainer.compute_loss: ["return self._compute_loss(model, inputs)"],
+    GRPOTrainer._compute_loss: [
+        # Sums over rows, normalised over the generation batch or the rows of the call.
+        'elif self.loss_type in ["cispo", "dapo", "vespo"]:',
+        'normalizer = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes',
+        "* self.current_gradient_accumulation_steps / self.args.steps_per_generation",
+        "(per_token_loss * mask).sum() / (per_token_loss.size(0) * self.max_completion_length)",
+        'inputs["prompt_ids"], inputs["prompt_mask"]',
+        'inputs["completion_ids"], inputs["completion_mask"]',
+        'inputs["advantages"]',
+    ],
+    GRPOTrainer._calculate_rewards: ["return rewards_per_func"],
+    GRPOTrainer._generate_and_score_completions: [
+        '"advantages": advantages,',
+        'self._metrics[mode]["frac_reward_zero_std"].append(',
+        "self._calculate_rewards(inputs, prompts, completions, completion_ids_list)",
+        "batch_size=batch_size",
+    ],
+    GRPOTrainer._get_per_token_logps_and_entropies: [
+        "fused_lm_head=True",
+        "batch_size=None,",
+        "outputs.log_probs[:, -logits_to_keep:]",
+    ],
+    GRPOTrainer._prepare_inputs: [
+        "shuffle_sequence_dict(generation_batch)",
+        "self._buffered_inputs[self._step % self.args.steps_per_generation]",
+    ],
+    GRPOTrainer._generate_single_turn: [
+        "**generate_inputs, generation_config=self.generation_config",
+        "completion_ids = prompt_completion_ids[:, prompt_length:]",
+    ],
+    GRPOTrainer.log: ['mode = "train" if self.model.training else "eval"'],
+    trl_utils: ["compact = _use_triton(hidden_states.device)"],
+}
+
+
+def test_trl_is_of_the_tested_series() -> None:
+    assert trl.__version__.split(".")[:2] == ["1", "16"], "run the parity tests, then widen"
+
+
+@pytest.mark.parametrize("relied_on", RELIED_ON, ids=lambda thing: thing.__name__)
+def test_trl_still_has_the_lines_that_we_override(relied_on: Any) -> None:
+    source = inspect.getsource(relied_on)
+    for line in RELIED_ON[relied_on]:
+        assert line in source, line
