@@ -28,10 +28,10 @@ def main() -> None:
 def evaluate_models(arguments: Sequence[str]) -> None:
     """Run the stages of evaluation."""
     # Imported here, because judging old records again shall not wait for torch.
-    from sologrpo.config.evaluation import parse_evaluation
-    from sologrpo.console import quiet_libraries
     from transformers import set_seed
 
+    from sologrpo.config.evaluation import parse_evaluation
+    from sologrpo.console import quiet_libraries
     from sologrpo.data.dataset import load_test_prompts
     from sologrpo.device import prepare_cpu
     from sologrpo.evaluation.evaluate import evaluate, evaluate_precisions
