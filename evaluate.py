@@ -28,11 +28,11 @@ def main() -> None:
 def evaluate_models(arguments: Sequence[str]) -> None:
     """Run the stages of evaluation."""
     # Imported here, because judging old records again shall not wait for torch.
+    from transformers import set_seed
+
     from sologrpo.config.evaluation import parse_evaluation
     from sologrpo.config.export import take_export_arguments
     from sologrpo.console import quiet_libraries
-    from transformers import set_seed
-
     from sologrpo.data.dataset import load_test_prompts
     from sologrpo.device import prepare_cpu
     from sologrpo.evaluation.evaluate import evaluate, evaluate_precisions
