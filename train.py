@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
-from sologrpo.console import quiet_libraries
 from transformers import PrinterCallback, ProgressCallback
 from trl import GRPOTrainer, get_peft_config
 
 from rewards import load_rewards
 from sologrpo.config.parsing import parse_config
+from sologrpo.console import quiet_libraries
 from sologrpo.data.dataset import load_train_and_validation
 from sologrpo.device import prepare_cpu
 from sologrpo.errors import one_line_errors

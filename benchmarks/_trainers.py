@@ -16,7 +16,6 @@ import torch
 import trl.trainer.utils as trl_utils
 from _measure import timed
 from datasets import Dataset
-from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -25,6 +24,7 @@ from transformers import (
 )
 from trl import GRPOTrainer, ModelConfig, get_peft_config
 
+from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import parse_config
 from sologrpo.data.dataset import load_train_and_validation
 from sologrpo.model.loading import load_base_model, load_tokenizer

@@ -120,8 +120,8 @@ def work(job: Job, args: argparse.Namespace) -> bool:
     from _cpu_generation import part_evaluation, part_sampling
     from _cpu_run import part_run
     from _cpu_training import part_growth, part_memory, part_sharing, part_step, part_variants
-    from sologrpo.console import quiet_libraries
 
+    from sologrpo.console import quiet_libraries
     from sologrpo.device import prepare_cpu
 
     parts = {

@@ -147,7 +147,6 @@ def make_trainer(bench: Bench, name: str, row: Row) -> GRPOTrainer:
     trainer_class, config_class = GRPOTrainer, GRPOConfig
     if name == "solo":
         from sologrpo.config.arguments import SoloGRPOConfig
-
         from sologrpo.training.trainer import SoloGRPOTrainer
 
         trainer_class, config_class = SoloGRPOTrainer, SoloGRPOConfig

@@ -98,7 +98,6 @@ def check(arguments: list[str]) -> None:
     """Check the rewards of a run that is given as for `train.py`; exit with 1 if a check failed."""
     # Imported here because they need torch and TRL, which list and score do without.
     from sologrpo.console import quiet_libraries
-
     from sologrpo.errors import one_line_errors
     from sologrpo.plan.reward_check import check_run
 

@@ -11,10 +11,10 @@ import torch
 import trl.trainer.utils as trl_utils
 from datasets import Dataset
 from peft import LoraConfig
-from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
+from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.data.dataset import build_prompts
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.training.trainer import SoloGRPOTrainer

@@ -13,10 +13,10 @@ import torch
 import yaml
 from peft import PeftModel
 from safetensors.torch import load_file
-from sologrpo.config.arguments import RunArguments
 from transformers import AutoModelForCausalLM
 
 from scripts import Printed, command_of, load_script, printed_by, script_environment
+from sologrpo.config.arguments import RunArguments
 from sologrpo.data.dataset import load_test_prompts, prompt_token_ids
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.sampling.generation import generate_greedily

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 from datasets import Dataset
-from sologrpo.config.arguments import RunArguments
 from transformers import PreTrainedTokenizerBase
 
 from rewards import grading, load_rewards
+from sologrpo.config.arguments import RunArguments
 from sologrpo.config.parsing import parse_config
 from sologrpo.data.dataset import build_prompts, load_rows, render_prompt
 from sologrpo.errors import InputError

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from sologrpo.config.arguments import RunArguments
 from transformers import AutoModelForCausalLM
 
 from rewards import RewardSpecError, load_rewards
+from sologrpo.config.arguments import RunArguments
 from sologrpo.config.parsing import RANGES, parse_config
 from sologrpo.data.dataset import load_train_and_validation
 from sologrpo.errors import InputError

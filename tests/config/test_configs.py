@@ -10,12 +10,12 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
-from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
-from sologrpo.config.evaluation import EvaluationArguments
 from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig, ModelConfig
 
 from rewards import load_rewards
+from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
+from sologrpo.config.evaluation import EvaluationArguments
 from sologrpo.config.parsing import RENAMED, parse_config
 from sologrpo.config.schedule import optimizer_steps
 from sologrpo.errors import InputError

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from sologrpo.config.arguments import RunArguments
 from tokenizers import pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 
+from sologrpo.config.arguments import RunArguments
 from sologrpo.data.dataset import (
     build_prompts,
     describe_lengths,

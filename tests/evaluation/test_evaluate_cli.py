@@ -14,10 +14,10 @@ import torch
 import yaml
 from peft import LoraConfig, get_peft_model
 from rich.console import Console
-from sologrpo.config.arguments import PRECISIONS
 from trl import ModelConfig
 
 from scripts import command_of, load_script, printed_by, script_environment
+from sologrpo.config.arguments import PRECISIONS
 from sologrpo.model.loading import load_base_model
 from sologrpo.scoring.table import print_precisions
 from tiny import rows, write_rows

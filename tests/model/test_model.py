@@ -9,10 +9,10 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from sologrpo.config.arguments import SoloGRPOConfig
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from trl import ModelConfig
 
+from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.device import fast_dtype
 from sologrpo.errors import InputError
 from sologrpo.model.loading import (

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from peft import get_peft_model
-from sologrpo.config.arguments import SoloGRPOConfig
 from torch.autograd.graph import saved_tensors_hooks
 from trl import get_peft_config
 
+from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.config.parsing import parse_config
 from sologrpo.model.loading import keep_trainable_in_fp32, load_base_model
 from sologrpo.plan.footprint import Footprint, footprint

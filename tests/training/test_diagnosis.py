@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from sologrpo.plan.warnings import suspicious_settings
 from transformers import PreTrainedTokenizerBase
 
 from sologrpo.config.parsing import parse_config
 from sologrpo.model.loading import load_tokenizer
+from sologrpo.plan.warnings import suspicious_settings
 from sologrpo.training.diagnosis import TREND, Diagnosis, findings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,10 +15,10 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 import torch
-from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from trl import ModelConfig
 
 from rewards.completions import text_of, texts_of
+from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import RENAMED, parse_config
 from sologrpo.config.schedule import check_fills_a_batch, optimizer_steps
 from sologrpo.errors import InputError

@@ -18,10 +18,10 @@ import yaml
 from datasets import Dataset
 from peft import LoraConfig
 from safetensors.torch import load_file
-from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from transformers import AutoModelForCausalLM
 
 from scripts import command_of, exit_code, script_environment, train_without_report
+from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.data.dataset import build_prompts
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.training.checkpoint import (

@@ -11,7 +11,6 @@ import trl.trainer.utils as trl_utils
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
-from sologrpo.config.arguments import RunArguments
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
@@ -27,6 +26,7 @@ from fixed_rollouts import (
     relative_gap,
     trained_on,
 )
+from sologrpo.config.arguments import RunArguments
 from sologrpo.config.schedule import optimizer_steps
 from sologrpo.data.dataset import build_prompts, prompt_token_ids
 from sologrpo.evaluation.evaluate import generate_records
