@@ -19,7 +19,13 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from peft.utils.integrations import dequantize_bnb_weight
-from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.cache_utils import DynamicLayer
 from transformers.generation import (
     MinPLogitsWarper,
@@ -74,17 +80,19 @@ def can_generate_fast(
     model: PreTrainedModel | PeftModel, config: GenerationConfig, kwargs: dict[str, Any]
 ) -> bool:
     """Whether `generate_fast` covers this call of `generate`; if not, `generate` must do it."""
-    text_config = model.config.get_text_config()
-    plain_cache = all(
-        type(layer) is DynamicLayer for layer in DynamicCache(config=text_config).layers
-    )
     plain_config = (
         config.num_beams in (None, 1)
         and config.repetition_penalty in (None, 1.0)
         and config.cache_implementation is None
         and config.stop_strings is None
     )
+    plain_cache = has_plain_cache(model.config.get_text_config())
     return plain_cache and plain_config and set(kwargs) <= {"input_ids", "attention_mask"}
+
+
+def has_plain_cache(config: PretrainedConfig) -> bool:
+    """Check whether every layer of a language model keeps the keys and values of all tokens."""
+    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
 
 
 @dataclass(frozen=True)

@@ -640,7 +640,7 @@ def test_an_inexact_engine_is_corrected_for(
     settings: dict[str, Any], tiny_llama: Path, tmp_path: Path
 ) -> None:
     trainer, batches = trained(tiny_llama, tmp_path, temperature=0.9, **settings)
-    assert not trainer._sampler.is_exact
+    assert not trainer._rollout.sampler.is_exact
     for batch in batches:
         assert torch.equal(batch["old_per_token_logps"], batch["sampling_per_token_logps"])
         mask = batch["completion_mask"].bool()
@@ -663,8 +663,8 @@ def test_old_log_probs_are_not_computed_twice(
     scored = []
 
     def watch(trainer: Any) -> None:
-        original = trainer._log_probs
-        trainer._log_probs = lambda *args: scored.append(args) or original(*args)
+        original = trainer._scorer.log_probs
+        trainer._scorer.log_probs = lambda *args: scored.append(args) or original(*args)
 
     settings = {"bf16": True, "num_iterations": 2, "max_steps": 2, "sampling_engine": engine}
     trained(tiny_llama, tmp_path, watch, **settings)
@@ -674,7 +674,7 @@ def test_old_log_probs_are_not_computed_twice(
 def test_an_exact_engine_needs_no_correction(tiny_llama: Path, tmp_path: Path) -> None:
     for engine in ("auto", "adapter"):
         trainer, (batch,) = trained(tiny_llama, tmp_path, sampling_engine=engine)
-        assert trainer._sampler.is_exact
+        assert trainer._rollout.sampler.is_exact
         assert "old_per_token_logps" not in batch
         assert "sampling_per_token_logps" not in batch
         logs = trainer.state.log_history[0]
@@ -715,7 +715,7 @@ def test_vllm_is_compared_at_the_first_batch(off: float, tiny_llama: Path, tmp_p
             padded = trainer.processing_class.pad({"input_ids": prompts}, return_tensors="pt")
             asked = Request(
                 padded["input_ids"], padded["attention_mask"], trainer.generation_config,
-                trainer._stops,
+                trainer._rollout.stops,
             )  # fmt: skip
             done = SAMPLING_ENGINES["adapter"].run(model, asked, True)
             lengths = asked.mask_of(done.completion_ids).sum(dim=1).tolist()
@@ -734,7 +734,7 @@ def test_vllm_is_compared_at_the_first_batch(off: float, tiny_llama: Path, tmp_p
             trained(tiny_llama, tmp_path, stand_in)
     else:
         trainer, (batch,) = trained(tiny_llama, tmp_path, stand_in)
-        assert trainer._vllm_is_checked
+        assert trainer._rollout._vllm_is_checked
         # TRL corrects for vLLM by itself, with old log-probs of its own.
         torch.testing.assert_close(
             batch["old_per_token_logps"] * batch["completion_mask"],

@@ -1,6 +1,7 @@
 """The trainer: TRL's gradient with less work, greedy validation, and what it relies on in TRL."""
 
 import inspect
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from sologrpo.evaluation.evaluate import generate_records
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.sampling.generation import generate_greedily
 from sologrpo.training.packing import SharedPrompts, pack_by_tokens, padded_tokens, select_and_trim
-from sologrpo.training.prompt_tree import branches_that_pay, build_prompt_trees
+from sologrpo.training.prompt_tree import build_prompt_trees, optimal_branch_count
 from sologrpo.training.trainer import SoloGRPOTrainer
 from tiny import digit_share, rows
 
@@ -293,7 +294,7 @@ def tokens_of_a_pass(
     completion_T = max(sizes[row][1] for row in batch)
     if shared is None:
         return len(batch) * (prompt_T + completion_T)
-    most = branches_that_pay(shared.hidden_size, prompt_T, completion_T)
+    most = optimal_branch_count(shared.hidden_size, prompt_T, completion_T)
     if most == 1:
         return len(batch) * (prompt_T + completion_T)
     ids = torch.zeros(len(batch), prompt_T + completion_T, dtype=torch.long)
@@ -404,7 +405,7 @@ def test_rollouts_end_at_stop_strings(
     stops = ("0", "5")  # random weights write these sooner than tags
     monkeypatch.setattr("sologrpo.training.trainer.stop_strings", lambda dataset: list(stops))
     if not fast:
-        monkeypatch.setattr("sologrpo.training.trainer.can_generate_fast", lambda *args: False)
+        monkeypatch.setattr("sologrpo.training.rollout.can_generate_fast", lambda *args: False)
     texts: list[str] = []
     ids: list[list[int]] = []
 
@@ -428,7 +429,7 @@ def test_rollouts_end_at_stop_strings(
     for text, row, at_stop, at_end in zip(texts, ids, stopped, ended, strict=True):
         assert not any(stop in text[:-1] for stop in stops)  # nothing follows a stop string
         # No padding behind it: nothing is trained on that was not sampled.
-        assert not at_stop or trainer._stops.length(row) == len(row)
+        assert not at_stop or trainer._rollout.stops.length(row) == len(row)
         assert len(row) == 16 or at_stop or at_end
         assert tokenizer.decode(row, skip_special_tokens=True).startswith(text)
     done = [at_stop or at_end for at_stop, at_end in zip(stopped, ended, strict=True)]
@@ -446,10 +447,12 @@ def test_rollouts_end_at_stop_strings(
 def test_validation_ends_at_stop_strings(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = AutoModelForCausalLM.from_pretrained(str(tiny_llama))
     tokenizer = load_tokenizer(str(tiny_llama))
-    monkeypatch.setattr("sologrpo.evaluation.evaluate.stop_strings", lambda dataset: [])
+    # Not by its name: the package has a function of the same name.
+    module = import_module("sologrpo.evaluation.evaluate")
+    monkeypatch.setattr(module, "stop_strings", lambda dataset: [])
     whole = [record.completion for record in generate_records(model, tokenizer, problems(), 16)]
     stop = max(whole, key=len)[4:6]
-    monkeypatch.setattr("sologrpo.evaluation.evaluate.stop_strings", lambda dataset: [stop])
+    monkeypatch.setattr(module, "stop_strings", lambda dataset: [stop])
     for record, text in zip(generate_records(model, tokenizer, problems(), 16), whole, strict=True):
         before, found, _ = text.partition(stop)
         assert record.completion == before + found
