@@ -9,12 +9,12 @@ from typing import Any
 from trl import ModelConfig
 
 from sologrpo.config.arguments import (
-    BESIDE,
-    BESIDE_NF4,
     EVALUATION_ENGINES,
     MERGED,
     MERGED_DEQUANTISED,
     PRECISIONS,
+    UNMERGED,
+    UNMERGED_NF4,
     RunArguments,
 )
 from sologrpo.config.parsing import _check_known, _Parser, load_run_config, recorded_dtype
@@ -39,9 +39,8 @@ class EvaluationArguments:
     precision: str | None = field(
         default=None,
         metadata={
-            "help": "Form of the weights: merged (into the unquantised base), merged_dequantised "
-            "(into the dequantised NF4 base), adapter (beside the unquantised base), nf4_adapter "
-            "(beside the NF4 base), merged_requantised (to NF4 again)",
+            "help": "Weights to evaluate: "
+            + "; ".join(f"{name}: {description}" for name, description in PRECISIONS.items()),
             "choices": list(PRECISIONS),
         },
     )
@@ -116,7 +115,7 @@ class EvaluationSettings:
     @property
     def trained_precision(self) -> str:
         """The form in which the adapter was trained."""
-        return BESIDE_NF4 if self.trained_in_4bit else BESIDE
+        return UNMERGED_NF4 if self.trained_in_4bit else UNMERGED
 
     def label_of(self, precision: str) -> str:
         """The default label of the trained model in this precision."""
