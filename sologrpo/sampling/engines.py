@@ -272,7 +272,7 @@ class Sampler:
     def sample(self, model: Model, request: Request) -> Sampled:
         """Sample all rows, in batches of whole groups where memory does not hold all at once.
 
-        If memory runs out, the batches get half as large, and those that are done are kept.
+        If memory runs out, the batches are halved, and completed ones are kept.
         """
         parts: list[Sampled] = []
         start, end = 0, len(request.input_ids)
@@ -280,14 +280,9 @@ class Sampler:
             rest = request.rows(slice(start, end))
             batch = rest.rows(slice(0, self._rows_of_next_batch(model, rest)))
             rows = len(batch.input_ids)
-            try:
+            with self._budget.halved_if_out_of_memory(rows * batch.width, rows):
                 parts.append(_sample(model, batch, with_log_probs=not self._is_exact))
-            except Exception as error:
-                self._budget.halve(error, rows * batch.width, rows)
-            else:
                 start += rows
-                continue
-            release_unused()  # here, where the error no longer holds what the batch had computed
         return _joined(parts, int(request.config.pad_token_id))
 
     def _rows_of_next_batch(self, model: Model, request: Request) -> int:
