@@ -31,15 +31,14 @@ from transformers import GenerationConfig, PreTrainedModel
 from sologrpo.config.arguments import SAMPLING_ENGINES
 from sologrpo.errors import InputError, first_line
 from sologrpo.model.memory import TokenBudget, free_bytes, release_unused
-from sologrpo.sampling.loop import (
-    Sampled,
+from sologrpo.model.merging import (
     is_merge_exact,
+    merge_obstacle,
     merged,
     merged_bytes,
-    sample_fast,
-    why_not_merged,
     working_dtype,
 )
+from sologrpo.sampling.loop import Sampled, sample_fast
 from sologrpo.sampling.stopping import StopStrings
 
 logger = logging.getLogger(__name__)
@@ -205,7 +204,7 @@ class Sampler:
         return fastest
 
     def _merge_obstacle(self, model: Model) -> str | None:
-        obstacle = why_not_merged(model)
+        obstacle = merge_obstacle(model)
         if obstacle is not None:
             return obstacle
         needed, free = merged_bytes(model, self._half), free_bytes(model.device)
