@@ -31,12 +31,13 @@ def evaluate_models(arguments: Sequence[str]) -> None:
     from transformers import set_seed
 
     from sologrpo.config.evaluation import parse_evaluation
+    from sologrpo.config.export import take_export_arguments
     from sologrpo.console import quiet_libraries
     from sologrpo.data.dataset import load_test_prompts
     from sologrpo.device import prepare_cpu
     from sologrpo.evaluation.evaluate import evaluate, evaluate_precisions
     from sologrpo.evaluation.precisions import add_adapter, load_untrained
-    from sologrpo.export.export import begin_export, export_and_push, take_export_arguments
+    from sologrpo.export.export import begin_export, export_and_push
     from sologrpo.model.loading import load_tokenizer
     from sologrpo.model.merging import check_adapter
     from sologrpo.report.report import write_report

@@ -12,19 +12,24 @@ import json
 import os
 import shutil
 import sys
-from argparse import ArgumentError, ArgumentTypeError
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoTokenizer, HfArgumentParser, PreTrainedTokenizerBase, Trainer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, Trainer
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
+from sologrpo.config.export import (
+    DEQUANTISED,
+    ORIGINAL,
+    ExportArguments,
+    take_export_arguments,
+)
 from sologrpo.console import print_line, quiet_libraries
 from sologrpo.data.dataset import load_train_and_validation, stop_strings
 from sologrpo.device import prepare_cpu
@@ -32,7 +37,6 @@ from sologrpo.errors import InputError, one_line_errors
 from sologrpo.export.hub import HubError, check_repository_name, open_repository, push_folder
 from sologrpo.export.model_card import public_name, write_card
 from sologrpo.export.parity import (
-    MAX_KL,
     Gap,
     Problem,
     Reference,
@@ -40,16 +44,23 @@ from sologrpo.export.parity import (
     load_gap,
     why_not_the_trained_model,
 )
-from sologrpo.files import ADAPTER, RESULTS, write_atomically
+from sologrpo.files import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    EVALUATIONS,
+    RESULTS,
+    REWARD_CURVE,
+    write_atomically,
+)
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.merging import check_adapter, dequantised, merge_adapter, save_4bit, save_merged
 
-DEQUANTISED, ORIGINAL, REQUANTISED = "dequantised", "original", "4bit"
-WHATS = ("adapter", "merged", "4bit")
+REQUANTISED = "4bit"
 MARKER = ".export.json"  # what a folder was made from; stays here when the rest is pushed
 # All that an adapter folder needs. What else may lie there (training_args.bin, say) stays here.
 ADAPTER_FILES = (
-    "adapter_config.json", "adapter_model.safetensors", "README.md", "reward_curve.png",
+    ADAPTER_CONFIG, ADAPTER_WEIGHTS, "README.md", REWARD_CURVE,
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "vocab.*", "merges.txt",
 )  # fmt: skip
@@ -67,96 +78,6 @@ def save_adapter(trainer: Trainer, adapter: Path) -> None:
     trainer.save_model(str(adapter))
     if trainer.is_world_process_zero():
         (adapter / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-
-
-# -- flags -----------------------------------------------------------------------------------------
-
-
-@dataclass
-class ExportArguments:
-    """Flags of `python -m sologrpo.export.export`, and of evaluate.py, about saving and pushing."""
-
-    save_merged: str | None = field(
-        default=None, metadata={"help": "Save the merged model in this folder"}
-    )
-    save_4bit: str | None = field(
-        default=None, metadata={"help": "Save the merged model, quantised to NF4, in this folder"}
-    )
-    merge_into: str = field(
-        default="closer",
-        metadata={
-            "help": "Base weights of a 4-bit run's merge: the dequantised NF4 weights, the "
-            "original ones, or whichever comes closer to the trained model, measured",
-            "choices": ["closer", DEQUANTISED, ORIGINAL],
-        },
-    )
-    push_to_hub: str | None = field(
-        default=None, metadata={"help": "Push to this repository: NAME or USER/NAME"}
-    )
-    what: str = field(default="adapter", metadata={"help": "What to push", "choices": [*WHATS]})
-    private: bool = field(default=False, metadata={"help": "Make the repository private"})
-    dry_run: bool = field(
-        default=False, metadata={"help": "Write the folder that would be pushed, and stop"}
-    )
-    push_despite_gap: bool = field(
-        default=False,
-        metadata={"help": "Push a saved model that is too far from the trained one"},
-    )
-    max_kl: float = field(
-        default=MAX_KL,
-        metadata={"help": "Farthest that a pushed model may be from the trained one, nats a token"},
-    )
-    parity_problems: int = field(
-        default=32,
-        metadata={"help": "Training problems on which saved and trained model are compared"},
-    )
-    base_model: str | None = field(
-        default=None,
-        metadata={"help": "Hub name of the base model, for the card of a run on a local folder"},
-    )
-
-
-class _Flags(HfArgumentParser):  # type: ignore[misc]
-    def error(self, message: str) -> NoReturn:
-        raise InputError(message)
-
-
-def take_export_arguments(argv: Sequence[str]) -> tuple[ExportArguments, list[str]]:
-    """Take the flags of `ExportArguments` out of a command line; return them and the rest.
-
-    Raises:
-        InputError: for a value of the wrong type, or flags that contradict each other.
-
-    Example:
-        >>> take_export_arguments(["--run", "runs/x", "--save_merged", "out"])[1]
-        ['--run', 'runs/x']
-    """
-    parser = _Flags(ExportArguments, allow_abbrev=False, add_help=False)
-    try:
-        arguments, rest = parser.parse_args_into_dataclasses(
-            args=list(argv), return_remaining_strings=True
-        )
-    except (ArgumentError, ArgumentTypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(" ".join(str(error).split())) from error
-    _check_arguments(arguments, argv)
-    return arguments, rest
-
-
-def _check_arguments(arguments: ExportArguments, argv: Sequence[str]) -> None:
-    given = {argument.split("=")[0] for argument in argv}
-    only_for_push = given & {"--what", "--private", "--dry_run", "--push_despite_gap"}
-    if only_for_push and arguments.push_to_hub is None:
-        raise InputError(f"{' and '.join(sorted(only_for_push))}: add --push_to_hub NAME")
-    if arguments.push_to_hub is not None:
-        check_repository_name(arguments.push_to_hub)
-    if arguments.parity_problems < 1:
-        raise InputError(
-            f"--parity_problems {arguments.parity_problems}: give at least 1, better 32 or more"
-        )
-    if arguments.save_merged and arguments.save_merged == arguments.save_4bit:
-        raise InputError("--save_merged and --save_4bit need two folders")
 
 
 # -- what is to be made, and where -----------------------------------------------------------------
@@ -220,6 +141,8 @@ def begin_export(arguments: ExportArguments, settings: EvaluationSettings) -> Ex
     if settings.adapter is None:
         raise InputError("there is no adapter to export: give --run runs/NAME, or --adapter FOLDER")
     check_adapter(settings.adapter, settings.model.model_name_or_path)
+    if arguments.push_to_hub:
+        check_repository_name(arguments.push_to_hub)
     export = Export(settings, arguments, settings.adapter)
     if None in _finished(export).values():
         _reference(export).close()  # fails now if it cannot be made
@@ -395,7 +318,7 @@ def _reference(export: Export) -> Reference:
 
 def _fingerprint(export: Export) -> dict[str, Any]:
     """What a saved model depends on: two exports with the same one are the same."""
-    weights = export.adapter / "adapter_model.safetensors"
+    weights = export.adapter / ADAPTER_WEIGHTS
     if not weights.is_file():
         raise InputError(f"{export.adapter} holds no weights: it has no {weights.name}")
     model = export.settings.model
@@ -507,7 +430,7 @@ def _print_gaps(console: Console, gaps: list[Gap]) -> None:
 
 def _note_in_results(export: Export, gaps: list[Gap]) -> None:
     """Add the comparison to the trained model's results, if it was evaluated."""
-    path = export.settings.output_dir / "eval" / export.settings.label / RESULTS
+    path = export.settings.output_dir / EVALUATIONS / export.settings.label / RESULTS
     if not path.is_file():
         return
     results = json.loads(path.read_text(encoding="utf-8"))

@@ -32,6 +32,7 @@ from transformers import (
 from trl import ModelConfig
 
 from rewards.grading import is_correct
+from sologrpo.config.export import MAX_KL
 from sologrpo.data.dataset import prompt_token_ids
 from sologrpo.device import one_device, prepare_cpu
 from sologrpo.errors import InputError, one_line_errors
@@ -41,9 +42,6 @@ from sologrpo.model.memory import release_unused
 from sologrpo.prompts import Prompt
 from sologrpo.scoring.statistics import Interval, compare_paired
 
-# Nats a token. Half-precision storage of the right merge costs about 0.001, the wrong base weights
-# 0.1 and more (docs/export.md).
-MAX_KL = 0.01
 # Of the KL between the model before and after training. A saved model that is farther than half of
 # that way from the trained one has lost much of what was learned, however small the number.
 MAX_SHARE_OF_TRAINING = 0.5

@@ -17,6 +17,7 @@ from transformers import (
 
 from sologrpo.device import one_device
 from sologrpo.errors import BROKEN_FILE, InputError, first_line
+from sologrpo.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from sologrpo.model.loading import end_token_ids, pick_dtype
 
 
@@ -26,7 +27,7 @@ def check_adapter(adapter: Path, base_name: str | None) -> dict[str, Any]:
     Raises:
         InputError: if there is no adapter, it is pickled, or it was made for another base model.
     """
-    path = adapter / "adapter_config.json"
+    path = adapter / ADAPTER_CONFIG
     if not path.is_file():
         raise InputError(f"{adapter} holds no adapter: it has no adapter_config.json")
     try:
@@ -39,7 +40,7 @@ def check_adapter(adapter: Path, base_name: str | None) -> dict[str, Any]:
             f"{adapter} was made for base model {trained_on!r}, not {base_name!r}: "
             "leave --model out, or give the adapter of this model"
         )
-    if not (adapter / "adapter_model.safetensors").is_file():
+    if not (adapter / ADAPTER_WEIGHTS).is_file():
         raise InputError(
             f"{adapter} has no adapter_model.safetensors; pickled weights (adapter_model.bin) are "
             "not read, because they can run code: save the adapter again with PEFT"

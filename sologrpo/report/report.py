@@ -22,7 +22,7 @@ import jinja2
 from markupsafe import Markup
 
 from sologrpo.errors import InputError, one_line_errors
-from sologrpo.files import write_atomically
+from sologrpo.files import REPORT, REWARD_CURVE, write_atomically
 from sologrpo.report.charts import (
     COLOURS,
     TIME_PREFIX,
@@ -79,8 +79,8 @@ def write_report(run_dir: Path) -> Path:
         sologrpo.errors.InputError: runs/nowhere is not a run directory: name one that train.py made
     """
     run = _read(run_dir)
-    draw_reward_curve(run.metrics, run_dir / "reward_curve.png", run.name)
-    path = run_dir / "report.html"
+    draw_reward_curve(run.metrics, run_dir / REWARD_CURVE, run.name)
+    path = run_dir / REPORT
     write_atomically(path, _render("report.html.j2", _page(run)))
     return path
 

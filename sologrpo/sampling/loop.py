@@ -250,20 +250,16 @@ def merged(model: PreTrainedModel | PeftModel, dtype: torch.dtype | None = None)
             layers work in.
     """
     dtype = dtype or working_dtype(model)
-    replaced: list[tuple[object, str, Any]] = []
+    replaced: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
     try:
         for parent, name, layer in _layers_to_merge(model):
             linear = _merged_linear(layer, dtype)
             replaced.append((parent, name, layer))
             setattr(parent, name, linear)
-        for module in model.modules():  # `generate` does not compile what says it is quantised
-            if getattr(module, "hf_quantizer", None) is not None:
-                replaced.append((module, "hf_quantizer", module.hf_quantizer))
-                module.hf_quantizer = None
         yield
     finally:
-        for holder, name, original in replaced:
-            setattr(holder, name, original)
+        for parent, name, layer in replaced:
+            setattr(parent, name, layer)
 
 
 def why_not_merged(model: PreTrainedModel | PeftModel) -> str | None:

@@ -24,9 +24,10 @@ from trl import ModelConfig
 
 from hub_stand_in import HubStandIn, running_hub
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
+from sologrpo.config.export import take_export_arguments
 from sologrpo.errors import InputError
 from sologrpo.export import export as export_module
-from sologrpo.export.export import MARKER, begin_export, export_and_push, take_export_arguments
+from sologrpo.export.export import MARKER, begin_export, export_and_push
 from sologrpo.model.loading import load_base_model
 from tiny import ROOT
 
@@ -323,11 +324,13 @@ def test_dry_run_asks_nobody(do: Do, run: Path, monkeypatch: pytest.MonkeyPatch)
     [
         (["--what", "merged"], "--what: add --push_to_hub NAME"),
         (["--private", "--dry_run"], "--dry_run and --private: add --push_to_hub NAME"),
-        (["--push_to_hub", "a/b/c"], "is no repository name"),
         (["--push_to_hub", "mine", "--what", "gguf"], "invalid choice: 'gguf'"),
         (["--save_merged", "x", "--parity_problems", "0"], "give at least 1"),
         (["--save_merged", "x", "--max_kl", "wide"], "invalid float value: 'wide'"),
-        (["--save_merged", "x", "--save_4bit", "x"], "need two folders"),
+        (["--save_merged", "x", "--max_kl", "nan"], "--max_kl nan: give a number above 0"),
+        (["--save_merged", "x", "--max_kl", "inf"], "--max_kl inf: give a number above 0"),
+        (["--save_merged", "x", "--max_kl", "-1"], "--max_kl -1.0: give a number above 0"),
+        (["--save_merged", "x", "--save_4bit", "x"], "need two different folders"),
     ],
 )
 def test_flags_that_cannot_work(flags: list[str], says: str) -> None:
@@ -354,6 +357,10 @@ def test_folder_with_an_export_of_another_adapter(run: Path, tmp_path: Path) -> 
     marker = {"made_from": {"adapter_sha256": "0"}, "gaps": [asdict(GAP)]}
     (tmp_path / MARKER).write_text(json.dumps(marker))
     assert "holds an export of another adapter" in refusal(run, "--save_4bit", tmp_path)
+
+
+def test_repository_name(run: Path) -> None:
+    assert "is no repository name" in refusal(run, "--push_to_hub", "a/b/c")
 
 
 def test_no_adapter(run: Path) -> None:

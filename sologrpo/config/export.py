@@ -1,0 +1,117 @@
+"""Flags about saving, comparing and pushing models: of `sologrpo export` and of `evaluate.py`."""
+
+import math
+from argparse import ArgumentError, ArgumentTypeError
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sologrpo.config.parsing import _Parser
+from sologrpo.errors import InputError
+
+DEQUANTISED, ORIGINAL = "dequantised", "original"
+WHATS = ("adapter", "merged", "4bit")
+# Nats per token. Half-precision storage of the right merge costs about 0.001, the wrong base
+# weights 0.1 and more (docs/export.md).
+MAX_KL = 0.01
+
+
+@dataclass
+class ExportArguments:
+    """Flags of `sologrpo export`, and of `evaluate.py`, about saving and pushing models."""
+
+    save_merged: str | None = field(
+        default=None, metadata={"help": "Save the merged model in this folder"}
+    )
+    save_4bit: str | None = field(
+        default=None, metadata={"help": "Save the merged model, quantised to NF4, in this folder"}
+    )
+    merge_into: str = field(
+        default="closer",
+        metadata={
+            "help": "Base weights for merging a 4-bit run: the dequantised NF4 weights, the "
+            "original ones, or whichever is measured to be closer to the trained model",
+            "choices": ["closer", DEQUANTISED, ORIGINAL],
+        },
+    )
+    push_to_hub: str | None = field(
+        default=None, metadata={"help": "Push to this repository: NAME or USER/NAME"}
+    )
+    what: str = field(default="adapter", metadata={"help": "What to push", "choices": [*WHATS]})
+    private: bool = field(default=False, metadata={"help": "Make the repository private"})
+    dry_run: bool = field(
+        default=False, metadata={"help": "Write the folder that would be pushed, and stop"}
+    )
+    push_despite_gap: bool = field(
+        default=False,
+        metadata={"help": "Push a saved model that is too far from the trained one"},
+    )
+    max_kl: float = field(
+        default=MAX_KL,
+        metadata={
+            "help": "Largest KL divergence of a pushed model from the trained one, nats per token"
+        },
+    )
+    parity_problems: int = field(
+        default=32,
+        metadata={"help": "Training problems used to compare the saved and the trained model"},
+    )
+    base_model: str | None = field(
+        default=None,
+        metadata={"help": "Hub name of the base model, for the card of a run on a local folder"},
+    )
+
+
+def check_export_arguments(arguments: ExportArguments) -> None:
+    """Check that the export flags make sense together.
+
+    Args:
+        arguments: as parsed.
+
+    Raises:
+        InputError: for a number out of range, or flags that contradict each other.
+    """
+    only_for_push = {
+        "--what": arguments.what != WHATS[0],
+        "--private": arguments.private,
+        "--dry_run": arguments.dry_run,
+        "--push_despite_gap": arguments.push_despite_gap,
+    }
+    unused = sorted(flag for flag, given in only_for_push.items() if given)
+    if unused and arguments.push_to_hub is None:
+        raise InputError(f"{' and '.join(unused)}: add --push_to_hub NAME")
+    if arguments.parity_problems < 1:
+        raise InputError(
+            f"--parity_problems {arguments.parity_problems}: give at least 1, better 32 or more"
+        )
+    if not 0 < arguments.max_kl < math.inf:
+        raise InputError(
+            f"--max_kl {arguments.max_kl}: give a number above 0, or add --push_despite_gap"
+        )
+    if arguments.save_merged and arguments.save_merged == arguments.save_4bit:
+        raise InputError("--save_merged and --save_4bit need two different folders")
+
+
+def take_export_arguments(argv: Sequence[str]) -> tuple[ExportArguments, list[str]]:
+    """Parse the export flags of a command line; return them and the remaining arguments.
+
+    Args:
+        argv: command line without the command's name.
+
+    Raises:
+        InputError: for a value of the wrong type, or flags that contradict each other.
+
+    Example:
+        >>> take_export_arguments(["--run", "runs/x", "--save_merged", "out"])[1]
+        ['--run', 'runs/x']
+    """
+    parser = _Parser((ExportArguments,), allow_abbrev=False, add_help=False)
+    try:
+        arguments, rest = parser.parse_args_into_dataclasses(
+            args=list(argv), return_remaining_strings=True
+        )
+    except (ArgumentError, ArgumentTypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(" ".join(str(error).split())) from error
+    check_export_arguments(arguments)
+    return arguments, rest

@@ -1,0 +1,139 @@
+"""Wording that must not come back: phrases that read as translated, and docstrings without a verb.
+
+Covers every tracked text file of the project. Data, golden files and this file are exempt.
+"""
+
+import ast
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# Files and folders that the tests cover.
+COVERED = ("README.md", "CONTRIBUTING.md")
+TEXT = {".css", ".html", ".j2", ".js", ".json", ".md", ".py", ".toml", ".txt", ".yaml", ""}
+EXEMPT = (
+    "tests/test_plain_english.py",
+    "tests/golden/",
+    "benchmarks/results/",
+    "quickstart/templates.py",  # word problems
+    "LICENSE",
+)
+# Legitimate uses: a path and a part of the line.
+ALLOWED: dict[str, tuple[str, ...]] = {}
+
+# A pattern, and what to write instead. `_` counts as a gap, so names are covered too.
+PHRASES = {
+    r"mend(?:s|ed|ing)?": "fix",
+    r"(?:go|goes|going|went|gone) on": "resume, continue, or proceed",
+    r"(?<!left )(?<!leave )(?<!leaves )behind": "after",
+    r"beside": "next to, besides, alongside, or compared with",
+    r"so man(?:y|ieth)": "N, that many, or every N steps",
+    r"anew": "again",
+    r"(?<!there )(?<!There )(?:is|are|was|were) no (?!longer|more|less|fewer|better|worse)\w+": (
+        "is not a ..."
+    ),
+    r"(?:is|are|was|be|stays?|left|and) whole(?![ ]\w)|whole (?:checkpoint|save)s?": (
+        "complete, or intact"
+    ),
+    r"sa(?:ys?|ying|id) (?:what|whether|of)": "name the fact: reports, shows, explains",
+    r"looks? whether": "checks whether",
+    r"(?<!line )(?<!lines )of (?:its|their) own": "separate, or its own ...",
+    r"ails?": "is wrong with",
+    r"shall": "must, should, or will",
+    r"torn": "incomplete",
+    r"outliv(?:e|es|ed|ing)": "survives, or tolerates",
+    r"patiently": "with retries",
+    r"by the way": "(leave it out)",
+    r"at hand": "available",
+    r"(?:that|than) there (?:is|are|was|were)": "than available, or the available ...",
+    r"stands? (?:in|there|at|on|before)": "is in",
+    r"lays? .{0,20}over each other|laid over each other": "overlays",
+    r"(?:completion|token|step|prompt|batch|nat|byte)s an? "
+    r"(?:completion|token|step|prompt|batch|group|parameter|weight|second)": "... per ...",
+    r"why not (?:whole|merged|packed)|why_not_(?:whole|merged|packed)": (
+        "incomplete_reason, merge_obstacle, unpacked_reason"
+    ),
+    r"saying_how|outlived_|branches_that_pay": "a verb: print_resume_hint, optimal_branch_count",
+}
+PATTERNS = [
+    (re.compile(rf"(?<![A-Za-z])(?:{pattern})(?![A-Za-z])", re.IGNORECASE), instead)
+    for pattern, instead in PHRASES.items()
+]
+# A docstring starts with a verb: "Load the tokenizer."
+NOT_A_VERB = re.compile(r"(?:What|Whether|How|Say|So|Where|Which|Why)\b")
+
+
+def covered_files():
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("needs a git checkout")
+    names = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
+    return [
+        name
+        for name in names
+        if name.startswith(COVERED)
+        and Path(name).suffix in TEXT
+        and not name.startswith(EXEMPT)
+        and (ROOT / name).is_file()
+    ]
+
+
+def is_allowed(name, line):
+    return any(part in line for part in ALLOWED.get(name, ()))
+
+
+def test_no_phrase_comes_back():
+    found = []
+    for name in covered_files():
+        lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines, 1):
+            for pattern, instead in PATTERNS:
+                match = pattern.search(line)
+                if match and not is_allowed(name, line):
+                    found.append(f"{name}:{number}: {match[0]!r}: write {instead}")
+    assert not found, "\n".join(["plain English, please:", *found])
+
+
+def docstrings(text):
+    """The line and first words of each docstring in Python source."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, kinds) and (docstring := ast.get_docstring(node)):
+            yield getattr(node, "lineno", 1), docstring.partition("\n")[0]
+
+
+def test_docstrings_start_with_a_verb_or_a_noun():
+    found = [
+        f"{name}:{number}: {first!r}: start with a verb"
+        for name in covered_files()
+        if name.endswith(".py")
+        for number, first in docstrings((ROOT / name).read_text(encoding="utf-8"))
+        if NOT_A_VERB.match(first)
+    ]
+    assert not found, "\n".join(["plain English, please:", *found])
+
+
+@pytest.mark.parametrize(
+    ("line", "caught"),
+    [
+        ("mend the reward and go on with --resume", True),
+        ("def memory_mend(self):", True),
+        ("recommended and amended", False),
+        ("there is no GPU", False),
+        ("question is no text", True),
+        ("it is no longer needed", False),
+        ("the last checkpoint is whole", True),
+        ("the whole completion has one answer", False),
+        ("a process of its own", True),
+        ("each tag on a line of its own", False),
+        ("a lock that its holder left behind", False),
+        ("text behind the answer", True),
+        ("64 completions a step", True),
+        ("a step of the policy", False),
+    ],
+)
+def test_the_patterns_are_precise(line, caught):
+    assert any(pattern.search(line) for pattern, _ in PATTERNS) is caught
