@@ -20,7 +20,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from trl import ModelConfig, TrlParser
 
-from rewards import check_is_list, name_of_spec
+from rewards import check_is_list, make_importable, name_of_spec
 from sologrpo.config.arguments import (
     LOSS_TYPES,
     ONE_GPU_DEFAULTS,
@@ -119,6 +119,8 @@ def parse_config(
     known = {action.dest for action in parser._actions} | {"config", "env"}
     config_path = _config_path(args)
     content = _read_yaml_mapping(config_path) if config_path else {}
+    if config_path:
+        make_importable(config_path.parent)  # a reward module may be next to the config
     given = [arg[2:].split("=")[0] for arg in args if arg.startswith("--")]
     for key in (*content, *given):
         _check_known(key, known)

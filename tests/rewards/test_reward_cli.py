@@ -1,5 +1,6 @@
 """``python -m rewards``: what a user types to debug a reward."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,13 @@ from rewards import REWARDS
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(*arguments, stdin=""):
+def run(*arguments, stdin="", cwd=ROOT):
     return subprocess.run(
         [sys.executable, "-m", "rewards", *arguments],
         input=stdin.encode("utf-8", errors="surrogateescape"),
         capture_output=True,
-        cwd=ROOT,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         timeout=60,
     )
 
@@ -98,7 +100,7 @@ def test_nothing_needs_torch(arguments):
         (["scoer"], "scoer"),
         (["list", "--gold", "18"], "unrecognized arguments: --gold 18"),
         (["score", "x"], "--gold"),
-        (["score", "--gold", "x", "text"], "gold answer is no integer"),
+        (["score", "--gold", "x", "text"], "gold answer must be an integer"),
         (["score", "--gold", "18", "--prompt_format", "json", "x"], "json"),
         (["score", "--gold", "18", "--reward", "strict_fromat", "x"], "strict_format"),
         (["score", "--gold", "18", "--file", "/no/such/file"], "/no/such/file"),
