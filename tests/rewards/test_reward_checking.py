@@ -164,9 +164,7 @@ def test_an_async_reward_that_hangs():
     async def waits(completions, **kwargs):
         await asyncio.sleep(3600)
 
-    with pytest.raises(
-        RewardError, match=r"within 0\.2 s: .* or raise reward_timeout"
-    ):
+    with pytest.raises(RewardError, match=r"within 0\.2 s: .* or raise reward_timeout"):
         asyncio.run(checked(waits, timeout=0.2)(completions=["18"]))
 
 
