@@ -54,7 +54,7 @@ PHRASES = {
     r"patiently": "with retries",
     r"by the way": "(leave it out)",
     r"at hand": "available",
-    r"(?:than|those that|all that) there (?:is|are|was|were)": "than available, or the available ...",
+    r"(?:than|those that|all that) there (?:is|are|was)": "than available, or all",
     r"stands? (?:in|there|at|on|before)": "is in",
     r"lays? .{0,20}over each other|laid over each other": "overlays",
     r"(?:completion|token|step|prompt|batch|nat|byte)s an? "
