@@ -16,6 +16,7 @@ from transformers import GenerationConfig
 
 from sologrpo.errors import InputError
 from sologrpo.model.loading import load_tokenizer
+from sologrpo.model.merging import merge_obstacle, merged, merged_bytes
 from sologrpo.sampling import engines
 from sologrpo.sampling.engines import (
     Request,
@@ -24,14 +25,7 @@ from sologrpo.sampling.engines import (
     check_vllm,
     rows_of_whole_groups,
 )
-from sologrpo.sampling.loop import (
-    Sampled,
-    generate_fast,
-    merge_obstacle,
-    merged,
-    merged_bytes,
-    sample_fast,
-)
+from sologrpo.sampling.loop import Sampled, generate_fast, sample_fast
 from sologrpo.sampling.prefill import positions
 from sologrpo.sampling.stopping import StopStrings
 from tiny import rows, with_adapter
