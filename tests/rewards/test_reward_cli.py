@@ -19,7 +19,7 @@ def run(*arguments, stdin="", cwd=ROOT):
         capture_output=True,
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=180,  # a check imports torch
+        timeout=60,
     )
 
 
@@ -77,9 +77,9 @@ def test_scores_a_users_own_reward():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["list"], ["score", "--gold", "18", "<answer>18</answer>"], ["check", "--help"]]
+    "arguments", [["list"], ["score", "--gold", "18", "<answer>18</answer>"], ["--help"]]
 )
-def test_only_a_check_needs_torch(arguments):
+def test_nothing_needs_torch(arguments):
     program = (
         "import runpy, sys\n"
         "for name in ('torch', 'trl', 'transformers', 'datasets'):\n"
@@ -92,16 +92,6 @@ def test_only_a_check_needs_torch(arguments):
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout
-
-
-def test_checks_the_rewards_of_a_config():
-    arguments = ["--config", "configs/quickstart.yaml", "--reward_weights", "1.0", "0.0"]
-    result = run("check", *arguments)
-    assert result.returncode == 1, result.stderr
-    lines = result.stdout.decode().splitlines()
-    (wrong,) = [line for line in lines if line.startswith("wrong number, perfect format")]
-    assert wrong.split()[-3:] == ["1.00", "1.00", "FAIL"]
-    assert lines[-1].endswith("failed")
 
 
 @pytest.mark.parametrize(
