@@ -16,7 +16,11 @@ ROOT = Path(__file__).resolve().parents[1]
 COVERED = (
     "README.md",
     "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/grading.md",
+    "docs/recipes.md",
     "docs/rewards.md",
+    "docs/scaling.md",
     "rewards/",
 )
 TEXT = {".css", ".html", ".j2", ".js", ".json", ".md", ".py", ".toml", ".txt", ".yaml", ""}
