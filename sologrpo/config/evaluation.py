@@ -9,12 +9,12 @@ from typing import Any
 from trl import ModelConfig
 
 from sologrpo.config.arguments import (
-    BESIDE,
-    BESIDE_NF4,
     EVALUATION_ENGINES,
     MERGED,
     MERGED_DEQUANTISED,
     PRECISIONS,
+    UNMERGED,
+    UNMERGED_NF4,
     RunArguments,
 )
 from sologrpo.config.parsing import _check_known, _Parser, load_run_config, recorded_dtype
@@ -39,9 +39,8 @@ class EvaluationArguments:
     precision: str | None = field(
         default=None,
         metadata={
-            "help": "Form of the weights: merged (into the unquantised base), merged_dequantised "
-            "(into the dequantised NF4 base), adapter (beside the unquantised base), nf4_adapter "
-            "(beside the NF4 base), merged_requantised (to NF4 again)",
+            "help": "Weights to evaluate: "
+            + "; ".join(f"{name}: {description}" for name, description in PRECISIONS.items()),
             "choices": list(PRECISIONS),
         },
     )
@@ -50,8 +49,8 @@ class EvaluationArguments:
     )
     engine: str = field(
         default="transformers",
-        metadata={"help": "What generates: our loop on transformers, transformers' own continuous "
-                  "batching, or vLLM where it is installed", "choices": list(EVALUATION_ENGINES)},
+        metadata={"help": "What generates: our loop on transformers, or vLLM where it is "
+                  "installed", "choices": list(EVALUATION_ENGINES)},
     )  # fmt: skip
     num_samples: int = field(
         default=0,
@@ -116,7 +115,7 @@ class EvaluationSettings:
     @property
     def trained_precision(self) -> str:
         """The form in which the adapter was trained."""
-        return BESIDE_NF4 if self.trained_in_4bit else BESIDE
+        return UNMERGED_NF4 if self.trained_in_4bit else UNMERGED
 
     def label_of(self, precision: str) -> str:
         """The default label of the trained model in this precision."""
@@ -218,17 +217,17 @@ def _check_evaluation(args: EvaluationArguments, adapter: str | None) -> None:
             "--compare_precisions goes through all precisions under their own labels: leave "
             "--precision and --label out"
         )
+    if args.engine == "vllm" and (
+        args.compare_precisions or args.precision not in (None, MERGED, MERGED_DEQUANTISED)
+    ):
+        raise InputError(
+            "engine vllm needs merged weights: use precision merged or merged_dequantised, or "
+            "engine transformers"
+        )
     if args.engine == "vllm" and find_spec("vllm") is None:
         raise InputError(
             "engine vllm: vLLM is not installed; pip install 'sologrpo[vllm]', or use engine "
             "transformers"
-        )
-    if args.engine != "transformers" and (
-        args.compare_precisions or args.precision not in (None, MERGED, MERGED_DEQUANTISED)
-    ):
-        raise InputError(
-            f"engine {args.engine} needs merged weights (on 4-bit weights engines have given "
-            "garbage): use precision merged or merged_dequantised, or engine transformers"
         )
 
 

@@ -20,7 +20,7 @@ from sologrpo.evaluation.completion_log import CompletionLog, Done, check_same_s
 from sologrpo.evaluation.fingerprints import ADAPTER_FILES, MODEL_FILES, hash_folder
 from sologrpo.evaluation.generators import Generator, Sampling
 from sologrpo.evaluation.precisions import add_adapter, describe_precision, load_untrained
-from sologrpo.files import RECORDS, RESULTS, write_atomically
+from sologrpo.files import EVALUATIONS, PRECISION_TABLE, RECORDS, RESULTS, write_atomically
 from sologrpo.model.memory import is_out_of_memory, release_unused
 from sologrpo.sampling.generation import Completion
 from sologrpo.scoring.records import (
@@ -41,7 +41,6 @@ from sologrpo.scoring.records import (
 )
 
 LOG = "completions.partial.jsonl"
-PRECISION_TABLE = "precisions.json"
 
 # What validation logs at every turn; docs/metrics.md explains each.
 VALIDATION_SCORES = (
@@ -223,7 +222,7 @@ def evaluate(
         settings.engine, settings.seed,
     )  # fmt: skip
     identity = describe_identity(model, tokenizer, settings, problems, adapter)
-    folder = settings.output_dir / "eval" / label
+    folder = settings.output_dir / EVALUATIONS / label
     log = open_log(folder, identity, settings.resume)
     sampling = Sampling(settings.temperature, settings.top_p)
     complete_all(generator, prompts, log, settings.num_samples, sampling)
@@ -349,7 +348,9 @@ def evaluate_precisions(
         release_unused()
     table = compare_precisions(evaluated, settings.trained_precision)
     content = {"trained": settings.trained_precision, "precisions": table}
-    write_atomically(settings.output_dir / "eval" / PRECISION_TABLE, json.dumps(content, indent=2))
+    write_atomically(
+        settings.output_dir / EVALUATIONS / PRECISION_TABLE, json.dumps(content, indent=2)
+    )
     return table
 
 

@@ -1,12 +1,7 @@
-"""The forms in which a base model and an adapter are put together: each is another model.
+"""Load the base model, alone or with an adapter, in one of `PRECISIONS`.
 
-`merged`              unquantised base, adapter merged into it
-`merged_dequantised`  NF4 base dequantised, adapter merged into it
-`adapter`             unquantised base, adapter computed beside it
-`nf4_adapter`         NF4 base, adapter computed beside it: what a 4-bit run trains
-`merged_requantised`  what a run is merged to by default, then quantised to NF4 again
-
-A baseline is the base model alone in the same form, so that the difference is the training's.
+A baseline is the base model alone in the same precision, so that the difference to the trained
+model comes from training alone.
 """
 
 import tempfile
@@ -19,34 +14,39 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sologrpo.config.arguments import (
-    BESIDE,
-    BESIDE_NF4,
     MERGED,
     MERGED_DEQUANTISED,
     MERGED_REQUANTISED,
+    UNMERGED,
+    UNMERGED_NF4,
 )
 from sologrpo.config.evaluation import EvaluationSettings
-from sologrpo.model.loading import load_base_model
+from sologrpo.model.loading import dtype_name, load_base_model
 from sologrpo.model.memory import release_unused
 from sologrpo.model.merging import dequantised, load_adapter, merge_adapter, save_merged
 
-QUANTISED = (MERGED_DEQUANTISED, BESIDE_NF4, MERGED_REQUANTISED)  # begin with the NF4 base
+STARTS_AS_NF4 = (MERGED_DEQUANTISED, UNMERGED_NF4, MERGED_REQUANTISED)
 
 
 def load_untrained(settings: EvaluationSettings) -> PreTrainedModel:
-    """Load the base model alone, in the form of `settings.precision`.
+    """Load the base model without the adapter, in `settings.precision`.
 
     Raises:
-        InputError: if there is no such model, or it does not fit into memory.
+        InputError: if the model does not exist, or does not fit into memory.
     """
-    model = _load(settings, in_4bit=settings.precision in QUANTISED)
+    model = _load(settings, in_4bit=settings.precision in STARTS_AS_NF4)
     return dequantised(model) if settings.precision == MERGED_DEQUANTISED else model
 
 
 def add_adapter(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings
 ) -> PreTrainedModel | PeftModel:
-    """Put the adapter onto what `load_untrained` gave, which is used up.
+    """Add the adapter to the base model.
+
+    Args:
+        model: from `load_untrained`; do not use it afterwards.
+        tokenizer: of the base model.
+        settings: name the adapter and the precision.
 
     Raises:
         InputError: if the adapter does not fit the model.
@@ -54,15 +54,15 @@ def add_adapter(
     assert settings.adapter is not None
     if settings.precision in (MERGED, MERGED_DEQUANTISED):
         return merge_adapter(model, settings.adapter)
-    if settings.precision in (BESIDE, BESIDE_NF4):
+    if settings.precision in (UNMERGED, UNMERGED_NF4):
         return load_adapter(model, settings.adapter)
-    return _merged_requantised(model, tokenizer, settings)
+    return _merge_and_requantise(model, tokenizer, settings)
 
 
-def _merged_requantised(
+def _merge_and_requantise(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings
 ) -> PreTrainedModel:
-    """Merge, write to disk, and load in 4 bits, as one does who deploys the model."""
+    """Merge, save, and load in NF4, as for deployment."""
     assert settings.adapter is not None
     if settings.trained_in_4bit:
         model = dequantised(model)
@@ -73,7 +73,7 @@ def _merged_requantised(
     model = merge_adapter(model, settings.adapter)
     with tempfile.TemporaryDirectory(prefix="sologrpo-merged-") as folder:
         save_merged(model, tokenizer, Path(folder))
-        del model
+        model.to("meta")  # callers still refer to it; this frees its weights
         release_unused()
         return _load(settings, in_4bit=True, folder=folder)
 
@@ -90,16 +90,26 @@ def _load(
 
 
 def describe_precision(settings: EvaluationSettings, dtype: torch.dtype, adapter: bool) -> str:
-    """Name the weights that were measured, in words."""
-    number_format = str(dtype).removeprefix("torch.")
-    merged = ", adapter merged" if adapter else ""
-    beside = ", adapter beside it" if adapter else ""
+    """Describe the evaluated weights in words, for `precision` in `results.json`.
+
+    Args:
+        settings: name the precision.
+        dtype: of the weights, or of the computation where they are quantised.
+        adapter: whether the adapter is in the model.
+
+    Returns:
+        For example `NF4 dequantised, bfloat16, adapter merged`.
+    """
+    in_dtype = dtype_name(dtype)
+    weights = {
+        MERGED: f"unquantised, {in_dtype}",
+        MERGED_DEQUANTISED: f"NF4 dequantised, {in_dtype}",
+        UNMERGED: f"unquantised, {in_dtype}",
+    }.get(settings.precision, f"NF4, computed in {in_dtype}")
     base = "NF4 dequantised" if settings.trained_in_4bit else "unquantised"
-    again = f" ({base}{merged}, then NF4 again)" if adapter else ""
-    return {
-        MERGED: f"unquantised, {number_format}{merged}",
-        MERGED_DEQUANTISED: f"NF4 dequantised, {number_format}{merged}",
-        BESIDE: f"unquantised, {number_format}{beside}",
-        BESIDE_NF4: f"NF4, computed in {number_format}{beside}",
-        MERGED_REQUANTISED: f"NF4, computed in {number_format}{again}",
-    }[settings.precision]
+    added = {
+        MERGED: ", adapter merged",
+        MERGED_DEQUANTISED: ", adapter merged",
+        MERGED_REQUANTISED: f" ({base}, adapter merged, then NF4 again)",
+    }.get(settings.precision, ", adapter not merged")
+    return weights + (added if adapter else "")

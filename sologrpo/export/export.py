@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,15 @@ from sologrpo.export.parity import (
     load_gap,
     why_not_the_trained_model,
 )
-from sologrpo.files import ADAPTER, RESULTS, write_atomically
+from sologrpo.files import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    EVALUATIONS,
+    RESULTS,
+    REWARD_CURVE,
+    write_atomically,
+)
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.merging import check_adapter, dequantised, merge_adapter, save_4bit, save_merged
 
@@ -52,7 +60,7 @@ REQUANTISED = "4bit"
 MARKER = ".export.json"  # what a folder was made from; stays here when the rest is pushed
 # All that an adapter folder needs. What else may lie there (training_args.bin, say) stays here.
 ADAPTER_FILES = (
-    "adapter_config.json", "adapter_model.safetensors", "README.md", "reward_curve.png",
+    ADAPTER_CONFIG, ADAPTER_WEIGHTS, "README.md", REWARD_CURVE,
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "vocab.*", "merges.txt",
 )  # fmt: skip
@@ -310,7 +318,7 @@ def _reference(export: Export) -> Reference:
 
 def _fingerprint(export: Export) -> dict[str, Any]:
     """What a saved model depends on: two exports with the same one are the same."""
-    weights = export.adapter / "adapter_model.safetensors"
+    weights = export.adapter / ADAPTER_WEIGHTS
     if not weights.is_file():
         raise InputError(f"{export.adapter} holds no weights: it has no {weights.name}")
     model = export.settings.model
@@ -422,7 +430,7 @@ def _print_gaps(console: Console, gaps: list[Gap]) -> None:
 
 def _note_in_results(export: Export, gaps: list[Gap]) -> None:
     """Add the comparison to the trained model's results, if it was evaluated."""
-    path = export.settings.output_dir / "eval" / export.settings.label / RESULTS
+    path = export.settings.output_dir / EVALUATIONS / export.settings.label / RESULTS
     if not path.is_file():
         return
     results = json.loads(path.read_text(encoding="utf-8"))
@@ -431,11 +439,11 @@ def _note_in_results(export: Export, gaps: list[Gap]) -> None:
 
 
 @one_line_errors
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Export without evaluating."""
     quiet_libraries()
     prepare_cpu()
-    arguments, rest = take_export_arguments(sys.argv[1:])
+    arguments, rest = take_export_arguments(sys.argv[1:] if argv is None else argv)
     export = begin_export(arguments, parse_evaluation(rest, arguments.merge_into))
     if export is None:
         raise InputError(

@@ -16,10 +16,17 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from rewards import name_of_spec
 from sologrpo.export.parity import Gap
-from sologrpo.files import ENVIRONMENT, METRICS, RESULTS, RUN_CONFIG, write_atomically
+from sologrpo.files import (
+    ENVIRONMENT,
+    EVALUATIONS,
+    METRICS,
+    RESULTS,
+    REWARD_CURVE,
+    RUN_CONFIG,
+    write_atomically,
+)
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
-PICTURE = "reward_curve.png"
 # Written by `make model` beside a model that came from another place than the Hub.
 SOURCE = "source.json"
 # Settings that decide the result; all are numbers or plain words.
@@ -95,9 +102,9 @@ def write_card(
     """
     config = _read(run, RUN_CONFIG)
     evaluations = _evaluations(run)
-    has_picture = run is not None and (run / PICTURE).is_file()
+    has_picture = run is not None and (run / REWARD_CURVE).is_file()
     if run is not None and has_picture:
-        shutil.copy(run / PICTURE, folder / PICTURE)
+        shutil.copy(run / REWARD_CURVE, folder / REWARD_CURVE)
     base = public_name(base_model, base_on_hub)
     card = ModelCard.from_template(
         _metadata(what, name, base, config, evaluations),
@@ -194,7 +201,8 @@ def _evaluations(run: Path | None) -> list[tuple[str, Record]]:
     if run is None:
         return []
     found = [
-        (path.parent.name, _read(path.parent, RESULTS)) for path in run.glob("eval/*/" + RESULTS)
+        (path.parent.name, _read(path.parent, RESULTS))
+        for path in run.glob(f"{EVALUATIONS}/*/{RESULTS}")
     ]
     return sorted(found, key=lambda item: (bool(item[1].get("adapter")), item[0]))
 

@@ -16,6 +16,7 @@ from transformers.trainer_utils import HubStrategy
 from sologrpo.console import print_line, print_warning
 from sologrpo.errors import first_line
 from sologrpo.export.hub import check_repository_name, open_repository, push_folder
+from sologrpo.files import CHECKPOINT
 
 LAST = "last-checkpoint"  # in the repository, as transformers calls it
 _NOT_SENT = [TRAINING_ARGS_NAME]  # a pickle full of paths and settings of this machine
@@ -57,7 +58,7 @@ class PushToHub(TrainerCallback):  # type: ignore[misc]
             return
         if self._last is not None and not self._last.done() and not args.hub_always_push:
             return
-        name = f"checkpoint-{state.global_step}"
+        name = CHECKPOINT.format(state.global_step)
         self._last = self._uploads.submit(
             push_folder,
             Path(args.output_dir) / name,

@@ -14,6 +14,16 @@ import pyarrow.parquet as pq
 import yaml
 
 from rewards import OUTCOME_REWARDS
+from sologrpo.files import (
+    COMPLETIONS,
+    ENVIRONMENT,
+    EVALUATIONS,
+    METRICS,
+    PRECISION_TABLE,
+    RECORDS,
+    RESULTS,
+    RUN_CONFIG,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -80,16 +90,16 @@ class Run:
 
 def read_run(run_dir: Path) -> Run:
     """Read whatever a run directory holds. Any file may be missing or unfinished."""
-    metrics, notes = _read_json_lines(run_dir / "metrics.jsonl")
-    config = _read_mapping(run_dir / "config.yaml", yaml.safe_load, notes)
+    metrics, notes = _read_json_lines(run_dir / METRICS)
+    config = _read_mapping(run_dir / RUN_CONFIG, yaml.safe_load, notes)
     return Run(
         name=run_dir.resolve().name,
         config=config,
-        environment=_read_mapping(run_dir / "environment.json", json.loads, notes),
+        environment=_read_mapping(run_dir / ENVIRONMENT, json.loads, notes),
         metrics=metrics,
-        completions=_read_completions(run_dir / "completions", _Scoring(config, metrics), notes),
-        evaluations=_read_evaluations(run_dir / "eval", notes),
-        precisions=_read_mapping(run_dir / "eval" / "precisions.json", json.loads, notes),
+        completions=_read_completions(run_dir / COMPLETIONS, _Scoring(config, metrics), notes),
+        evaluations=_read_evaluations(run_dir / EVALUATIONS, notes),
+        precisions=_read_mapping(run_dir / EVALUATIONS / PRECISION_TABLE, json.loads, notes),
         notes=notes,
     )
 
@@ -146,9 +156,9 @@ def _read_mapping(path: Path, parse: Callable[[bytes], Any], notes: list[str]) -
 def _read_evaluations(folder: Path, notes: list[str]) -> list[Evaluation]:
     """Evaluations in the order before, after, then any others by name."""
     evaluations = []
-    for path in sorted(folder.glob("*/results.json")):
+    for path in sorted(folder.glob(f"*/{RESULTS}")):
         results = _read_mapping(path, json.loads, notes)
-        records, torn = _read_json_lines(path.with_name("records.jsonl"))
+        records, torn = _read_json_lines(path.with_name(RECORDS))
         notes += [f"eval/{path.parent.name}/{note}" for note in torn]
         if results:
             evaluations.append(Evaluation(path.parent.name, results, records))

@@ -22,7 +22,7 @@ import jinja2
 from markupsafe import Markup
 
 from sologrpo.errors import InputError, one_line_errors
-from sologrpo.files import write_atomically
+from sologrpo.files import REPORT, REWARD_CURVE, write_atomically
 from sologrpo.report.charts import (
     COLOURS,
     TIME_PREFIX,
@@ -79,8 +79,8 @@ def write_report(run_dir: Path) -> Path:
         sologrpo.errors.InputError: runs/nowhere is not a run directory: name one that train.py made
     """
     run = _read(run_dir)
-    draw_reward_curve(run.metrics, run_dir / "reward_curve.png", run.name)
-    path = run_dir / "report.html"
+    draw_reward_curve(run.metrics, run_dir / REWARD_CURVE, run.name)
+    path = run_dir / REPORT
     write_atomically(path, _render("report.html.j2", _page(run)))
     return path
 
@@ -315,10 +315,10 @@ def first_line(text: Any, limit: int = 110) -> str:
 
 
 @one_line_errors
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Command line: the report of one run directory, or the comparison of several."""
     parser = argparse.ArgumentParser(
-        prog="python -m sologrpo.report.report",
+        prog="sologrpo report",
         description="Write report.html into a run directory, or one page that compares several.",
     )
     parser.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="such as runs/x")
@@ -328,7 +328,7 @@ def main() -> None:
         metavar="FILE",
         help="page of several runs (default: comparison.html beside the first)",
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if len(arguments.run_dirs) > 1:
         print(write_comparison(arguments.run_dirs, arguments.output))
     elif arguments.output:

@@ -18,15 +18,14 @@ from accelerate import Accelerator
 from transformers import PretrainedConfig
 
 from sologrpo.config.arguments import SoloGRPOConfig
-from sologrpo.model.memory import TokenBudget, release_unused
-from sologrpo.sampling.loop import has_plain_cache
+from sologrpo.model.memory import TokenBudget
+from sologrpo.sampling.decoding import has_plain_cache
 from sologrpo.training.packing import (
     Batch,
     SharedPrompts,
     pack_by_tokens,
     padded_tokens,
     row_lengths,
-    rows_of_sequences,
     select_and_trim,
 )
 from sologrpo.training.prompt_tree import build_prompt_trees, optimal_branch_count
@@ -106,26 +105,6 @@ class PackedScorer:
 
         return self.within_memory(run, list(range(len(completion_mask_BT))), batch)
 
-    def score_sequences(
-        self,
-        model: torch.nn.Module,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        completion_T: int,
-        compute_entropy: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Score (B, T) sequences whose last `completion_T` tokens are completions.
-
-        Returns:
-            (B, completion_T) log-probs, computed in packed passes, or, if `compute_entropy`, in
-            one pass together with the entropies.
-        """
-        batch = rows_of_sequences(input_ids, attention_mask, completion_T)
-        if not compute_entropy:
-            return self.log_probs(model, batch), None
-        log_probs, entropies, _ = self.score(model, batch, compute_entropy=True)
-        return log_probs, entropies
-
     def within_memory(
         self, run: Callable[[list[list[int]]], Result], rows: list[int], batch: Batch
     ) -> Result:
@@ -141,16 +120,18 @@ class PackedScorer:
         """
         lengths = row_lengths(batch)
         shared = SharedPrompts.of(batch, self._hidden_size) if self._shares_prompts else None
+        # With gradients, other processes wait for those of this very pass: it cannot be repeated.
+        is_shared = torch.is_grad_enabled() and self._accelerator.num_processes > 1
         while True:
             micro_batches = list(pack_by_tokens(rows, lengths, self._budget.tokens, shared))
-            try:
+            largest = max(padded_tokens(rows, lengths, shared) for rows in micro_batches)
+            most_rows = max(map(len, micro_batches))
+            with (
+                nullcontext()
+                if is_shared
+                else self._budget.halved_if_out_of_memory(largest, most_rows)
+            ):
                 return run(micro_batches)
-            except Exception as error:
-                if torch.is_grad_enabled() and self._accelerator.num_processes > 1:
-                    raise  # the others wait for the gradients of this very pass
-                largest = max(padded_tokens(rows, lengths, shared) for rows in micro_batches)
-                self._budget.halve(error, largest, max(map(len, micro_batches)))
-            release_unused()  # here, where the error no longer holds what the pass had computed
 
 
 @dataclass(frozen=True)

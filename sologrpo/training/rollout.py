@@ -9,15 +9,15 @@ Shapes: B rows of the batch at hand, P prompts, R rewards, T tokens.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 
 from sologrpo.errors import InputError
-from sologrpo.sampling.engines import TEST_ROWS, Request, Sampler, check_vllm
-from sologrpo.sampling.loop import Sampled, can_generate_fast
+from sologrpo.sampling.decoding import Model, Request, Sampled, can_generate_fast
+from sologrpo.sampling.sampler import TEST_ROWS, Sampler, check_vllm
 from sologrpo.sampling.stopping import StopStrings
 from sologrpo.training.advantages import GroupRewards
 from sologrpo.training.packing import Batch, select_and_trim
@@ -25,7 +25,6 @@ from sologrpo.training.progress import StepMeter
 from sologrpo.training.trl_patches import generate_replaced
 
 NEVER = -1  # a token id that no model samples
-Model: TypeAlias = PreTrainedModel | PeftModel
 Ids = list[list[int]]
 LogProbs = list[list[float]] | None
 

@@ -31,7 +31,7 @@ from sologrpo.data.dataset import can_be_graded, stop_strings
 from sologrpo.errors import InputError
 from sologrpo.evaluation.evaluate import evaluate_greedily
 from sologrpo.model.loading import keep_trainable_in_fp32
-from sologrpo.sampling.engines import Sampler
+from sologrpo.sampling.sampler import Sampler
 from sologrpo.sampling.stopping import StopStrings
 from sologrpo.training.advantages import GroupRewards, gate_side_rewards
 from sologrpo.training.checkpoint import (
@@ -155,7 +155,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}
         sampler = Sampler(
             requested,
-            lambda *sequences: self._scorer.score_sequences(self.model, *sequences),
+            self._score_sampled,
             half.get(self.accelerator.mixed_precision),
             self.args.sampling_token_budget,
         )
@@ -167,6 +167,12 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             obstacle,
             lambda reason: self._leave_to_trl("sampling", reason),
         )
+
+    def _score_sampled(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, completion_T: int
+    ) -> torch.Tensor:
+        batch = rows_of_sequences(input_ids, attention_mask, completion_T)
+        return self._scorer.score(self.model, batch)[0]
 
     @timed("sampling")
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:

@@ -112,7 +112,7 @@ def test_every_precision_of_a_4bit_run_in_one_go(evaluate: Run, run_4bit: Path) 
     comparison = read(run_4bit / "eval" / "precisions.json")
     table = comparison["precisions"]
     assert comparison["trained"] == "nf4_adapter"
-    assert tuple(table) == PRECISIONS
+    assert list(table) == list(PRECISIONS)
     assert table["nf4_adapter"]["differing_rate"] == 0
     # What was trained, merged into what it was trained on, says the same.
     assert table["merged_dequantised"]["differing_rate"] == 0
@@ -133,8 +133,8 @@ def test_every_precision_of_a_4bit_run_in_one_go(evaluate: Run, run_4bit: Path) 
     assert described == {
         "merged": "unquantised, float32, adapter merged",
         "merged_dequantised": "NF4 dequantised, float32, adapter merged",
-        "adapter": "unquantised, float32, adapter beside it",
-        "nf4_adapter": "NF4, computed in float32, adapter beside it",
+        "adapter": "unquantised, float32, adapter not merged",
+        "nf4_adapter": "NF4, computed in float32, adapter not merged",
         "merged_requantised":
             "NF4, computed in float32 (NF4 dequantised, adapter merged, then NF4 again)",
     }  # fmt: skip
@@ -263,8 +263,8 @@ ERRORS = [
     (["--max_completion_length", "0"], "max_completion_length 0"),
     (["--precision", "fp8"], "invalid choice: 'fp8'"),
     (["--compare_precisions", "--precision", "merged"], "leave --precision"),
-    (["--engine", "continuous", "--precision", "nf4_adapter"], "needs merged weights"),
-    (["--engine", "continuous", "--compare_precisions"], "needs merged weights"),
+    (["--engine", "vllm", "--precision", "nf4_adapter"], "needs merged weights"),
+    (["--engine", "vllm", "--compare_precisions"], "needs merged weights"),
     (["--engine", "vllm"], "vLLM is not installed; pip install 'sologrpo[vllm]'"),
     (["--engine", "sglang"], "invalid choice: 'sglang'"),
     (["--write"], "--write belongs to --regrade"),

@@ -17,14 +17,10 @@ from sologrpo.config.arguments import RunArguments
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
 from sologrpo.data.dataset import build_prompts, prompt_token_ids, render_prompt
 from sologrpo.errors import InputError
-from sologrpo.evaluation import (
-    completion_log,
-)
-from sologrpo.evaluation import (
-    generators as evaluation_engines,
-)
+from sologrpo.evaluation import completion_log, generators
 from sologrpo.evaluation.completion_log import CompletionLog, Done, check_same_settings
 from sologrpo.evaluation.evaluate import (
+    LOG,
     VALIDATION_SCORES,
     compare_precisions,
     complete_all,
@@ -35,7 +31,6 @@ from sologrpo.evaluation.evaluate import (
     grade,
     stop_reason,
 )
-from sologrpo.evaluation.evaluate import evaluate as evaluation
 from sologrpo.evaluation.fingerprints import MODEL_FILES, WHOLE_BYTES, hash_folder
 from sologrpo.evaluation.generators import Generator, Sampling
 from sologrpo.model.loading import load_tokenizer
@@ -473,9 +468,9 @@ def test_an_interrupted_evaluation_ends_like_one_that_was_not(
         with pytest.raises(Killed):
             run(tmp_path / "cut")
     folder = tmp_path / "cut" / "eval" / "model"
-    assert [path.name for path in folder.iterdir()] == [evaluation.LOG]
+    assert [path.name for path in folder.iterdir()] == [LOG]
 
-    lines = completion_log._whole_lines(folder / evaluation.LOG)[1:]
+    lines = completion_log._whole_lines(folder / LOG)[1:]
     assert len(lines) == batches
     done = sum(len(json.loads(line)["done"]) for line in lines)
     again: list[int] = []
@@ -488,7 +483,7 @@ def test_an_interrupted_evaluation_ends_like_one_that_was_not(
     records = "eval/model/records.jsonl"
     assert (tmp_path / "cut" / records).read_bytes() == (tmp_path / "whole" / records).read_bytes()
     assert sum(again) == 6 + 6 * 3 - done  # no completion is made twice
-    assert not (folder / evaluation.LOG).exists()
+    assert not (folder / LOG).exists()
 
 
 def test_resuming_what_is_finished_generates_nothing(
@@ -622,30 +617,6 @@ def test_problems_are_described_in_every_format(tokenizer: PreTrainedTokenizerBa
     assert first.kind == "add"
 
 
-def test_continuous_batching_gives_the_same_records(
-    tmp_path: Path, tiny_llama: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    problems = prompts(6)
-    written = []
-    for engine in ("transformers", "continuous"):
-        settings = parse(tiny_llama, tmp_path / engine, "--engine", engine)
-        records, results = evaluate(model, tokenizer, problems, settings, "model")
-        assert results["settings"]["engine"] == engine
-        written.append(records)
-    assert written[0] == written[1]
-    assert not model.training
-
-
-def test_continuous_batching_says_what_failed(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(type(model), "generate_batch", lambda *args, **kwargs: {})
-    generator = Generator(model, tokenizer, 12, engine="continuous")
-    ids = prompt_token_ids(prompts(3)["prompt"], tokenizer)
-    with pytest.raises(InputError, match="failed on 3 of 3 prompts; use --engine transformers"):
-        list(generator.complete(ids))
-
-
 class StandInVllm:
     """vLLM's interface as far as it is used, over transformers; it keeps what it was given."""
 
@@ -686,8 +657,8 @@ def test_vllm_gives_the_same_records(
 ) -> None:  # fmt: skip
     stand_in = StandInVllm()
     monkeypatch.setitem(sys.modules, "vllm", stand_in)  # type: ignore[misc]
-    monkeypatch.setattr("sologrpo.config.parsing.find_spec", lambda name: name)
-    monkeypatch.setattr(evaluation_engines, "PROMPTS_AT_ONCE", 4)
+    monkeypatch.setattr("sologrpo.config.evaluation.find_spec", lambda name: name)
+    monkeypatch.setattr(generators, "PROMPTS_AT_ONCE", 4)
     written = []
     for engine in ("transformers", "vllm"):
         settings = parse(tiny_llama, tmp_path / engine, "--engine", engine, "--num_samples", "2")
