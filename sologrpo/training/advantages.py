@@ -10,7 +10,9 @@ from functools import cached_property
 import torch
 from trl.trainer.utils import nanmax, nanmin, nanstd
 
+from rewards import OUTCOME_REWARDS
 from sologrpo.config.arguments import TRL_EPSILON
+from sologrpo.errors import InputError
 
 # Every reward of `rewards/` that judges the answer gives 1 for a right one.
 RIGHT = 1.0
@@ -33,6 +35,21 @@ class GroupRewards:
     weights_R: torch.Tensor
     num_generations: int
     outcome: int | None = None
+
+    @classmethod
+    def gated(
+        cls,
+        scores_BR: torch.Tensor,
+        weights_R: torch.Tensor,
+        num_generations: int,
+        outcome: int | None,
+        gate: str | None,
+    ) -> "GroupRewards":
+        """Gate scores by the outcome, as `gate_side_rewards` does; None for no gate."""
+        rewards_BR = scores_BR
+        if gate is not None and outcome is not None:
+            rewards_BR = gate_side_rewards(scores_BR, outcome, num_generations, gate)
+        return cls(scores_BR, rewards_BR, weights_R.to(scores_BR.device), num_generations, outcome)
 
     @cached_property
     def degenerate_P(self) -> torch.Tensor:
@@ -82,6 +99,18 @@ class GroupRewards:
         )
         pairs = zip(names, shares or [], strict=bool(shares))
         return {f"advantage_share/{name}": share for name, share in pairs}
+
+
+def find_outcome(names: Sequence[str], configured: str | None) -> int | None:
+    """Find the reward that tells right from wrong: the configured one, or the first judge.
+
+    Raises:
+        InputError: if the configured one is not among the names.
+    """
+    if configured is not None and configured not in names:
+        raise InputError(f"outcome_reward {configured!r} is not among {names}")
+    judges = OUTCOME_REWARDS if configured is None else (configured,)
+    return next((i for i, name in enumerate(names) if name in judges), None)
 
 
 def weighted_sums(rewards_BR: torch.Tensor, weights_R: torch.Tensor) -> torch.Tensor:

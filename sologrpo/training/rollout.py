@@ -1,4 +1,4 @@
-"""The rollout of a generation batch: how its completions are sampled.
+"""The rollout: how the completions of a generation batch are sampled.
 
 TRL asks `model.generate` for completions, or vLLM. Where plain sampling of text is asked for, our
 sampling loop stands in for `generate`; anything else is left to TRL.
@@ -6,12 +6,14 @@ sampling loop stands in for `generate`; anything else is left to TRL.
 Shapes: B rows of the batch at hand, P prompts, R rewards, T tokens.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import mean
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from peft import PeftModel
 from transformers import GenerationConfig
 
@@ -41,7 +43,7 @@ class GenerationBatch:
     """
 
     inputs: Batch = field(default_factory=dict)
-    rewards: GroupRewards | None = None
+    rewards: GroupRewards = field(init=False)
     has_sampled_log_probs: bool = False
 
 
@@ -127,6 +129,28 @@ class Rollout:
             log_probs = [row[: len(ids)] for row, ids in pairs]
         self._meter.count("sampling", sum(map(len, completion_ids)))
         return completion_ids, log_probs
+
+    def is_cut_off(self, ids: list[int], end_ids: Sequence[int]) -> bool:
+        """Check whether a completion ends in none of these tokens and at no stop string."""
+        return ids[-1] not in end_ids and self.stops.length(ids) is None
+
+    def describe_lengths(self, completion_ids: Ids, end_ids: Sequence[int]) -> dict[str, float]:
+        """Return TRL's figures (2296-2308) of completions that stop strings may have ended."""
+        cut_off = [self.is_cut_off(ids, end_ids) for ids in completion_ids]
+        lengths = [len(ids) for ids, cut in zip(completion_ids, cut_off, strict=True) if not cut]
+        lengths = gather_object(lengths) or [0]
+        figures = {"mean": mean(lengths), "min": min(lengths), "max": max(lengths)}
+        return {
+            "completions/clipped_ratio": mean(map(float, gather_object(cut_off))),
+            **{f"completions/{name}_terminated_length": float(n) for name, n in figures.items()},
+        }
+
+    def mask_cut_off(self, batch: Batch, end_ids: Sequence[int]) -> torch.Tensor:
+        """Return the (B, T) mask of the completions with those masked that are cut off."""
+        mask_BT: torch.Tensor = batch["completion_mask"]
+        rows = zip(batch["completion_ids"], mask_BT.bool(), strict=True)
+        kept = [not self.is_cut_off(ids[mask].tolist(), end_ids) for ids, mask in rows]
+        return mask_BT * mask_BT.new_tensor(kept)[:, None]
 
     def correct_for_sampler(
         self,

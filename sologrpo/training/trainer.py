@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-import random
-from collections import deque
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -24,7 +23,7 @@ from transformers import TrainerControl
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import nanstd
 
-from rewards import OUTCOME_REWARDS, hacking_signs
+from rewards import hacking_signs
 from rewards.completions import text_of
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.data.dataset import can_be_graded, stop_strings
@@ -33,7 +32,7 @@ from sologrpo.evaluation.evaluate import evaluate_greedily
 from sologrpo.model.loading import keep_trainable_in_fp32
 from sologrpo.sampling.sampler import Sampler
 from sologrpo.sampling.stopping import StopStrings
-from sologrpo.training.advantages import GroupRewards, gate_side_rewards
+from sologrpo.training.advantages import GroupRewards, find_outcome
 from sologrpo.training.checkpoint import (
     EpochSampler,
     generation_state,
@@ -54,8 +53,9 @@ from sologrpo.training.packed_loss import (
     metrics_of_one_batch,
     zero_loss,
 )
-from sologrpo.training.packing import Batch, replace_rows, row_lengths, rows_of_sequences
+from sologrpo.training.packing import Batch, row_lengths, rows_of_sequences
 from sologrpo.training.progress import StepMeter, timed
+from sologrpo.training.resampling import pick_prompts, replace_degenerate_groups
 from sologrpo.training.rollout import NEVER, GenerationBatch, Rollout
 from sologrpo.training.trl_patches import (
     Scores,
@@ -120,7 +120,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.meter = StepMeter(self._metrics["train"])
         self.add_callback(self.meter)
         keep_trainable_in_fp32(self.model)
-        self._outcome = self._index_of_outcome()
+        self._outcome = find_outcome(self.reward_func_names, config.outcome_reward)
         self._scorer = PackedScorer(
             config,
             self.accelerator.unwrap_model(self.model).config.get_text_config(),
@@ -197,19 +197,14 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         stops = self._rollout.stops
         if not stops.strings:
             return output
-        completion_ids, texts = output[1], output[3]
-        cut_off = [self._is_cut_off(ids) for ids in completion_ids]
-        lengths = [len(ids) for ids, cut in zip(completion_ids, cut_off, strict=True) if not cut]
-        lengths = gather_object(lengths) or [0]
         metrics = self._metrics["train" if self.model.training else "eval"]
-        metrics["completions/clipped_ratio"][-1] = mean(map(float, gather_object(cut_off)))
-        for name, value in (("mean", mean(lengths)), ("min", min(lengths)), ("max", max(lengths))):
-            metrics[f"completions/{name}_terminated_length"][-1] = float(value)
-        return *output[:3], [stops.cut(text) for text in texts], *output[4:]
+        for name, value in self._rollout.describe_lengths(output[1], self._end_ids).items():
+            metrics[name][-1] = value
+        return *output[:3], [stops.cut(text) for text in output[3]], *output[4:]
 
-    def _is_cut_off(self, ids: list[int]) -> bool:
-        ends = (*self.eos_token_ids, self._tokenizer.pad_token_id)
-        return ids[-1] not in ends and self._rollout.stops.length(ids) is None
+    @property
+    def _end_ids(self) -> list[int]:
+        return [*self.eos_token_ids, self._tokenizer.pad_token_id]
 
     def let_completions_grow(self) -> None:
         """Let only the length limit end a completion; what vLLM samples ends as it always does."""
@@ -226,44 +221,47 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if not self.model.training:
             batch: Batch = super()._generate_and_score_completions(inputs)
             return batch
-        generation = self._sample_groups(inputs)
-        if self.args.max_resample_rounds:
-            return self._replace_degenerate_groups(generation)
+        generation, rounds = self._sample_groups(inputs), self.args.max_resample_rounds
+        if rounds:
+            replaced_groups = replace_degenerate_groups(
+                generation, self._sample_others, rounds, self._logs, self._tokenizer.pad_token_id
+            )
+            self._metrics["train"]["resampled_groups"].append(replaced_groups)
         return generation.inputs
 
     def _sample_groups(self, inputs: list[dict[str, Any]]) -> GenerationBatch:
-        """Sample and score a generation batch as TRL does; its advantages are exact."""
+        """Sample and score a generation batch as TRL does, with exact advantages."""
         generation = GenerationBatch()
         with replaced(self, "_generation", generation):
-            generation.inputs = self._score_with_truncated_masked(inputs)
-        batch, rewards = generation.inputs, generation.rewards
-        assert rewards is not None
+            batch = generation.inputs = self._score_with_truncated_masked(inputs)
         self._rollout.correct_for_sampler(
             batch, self.use_vllm, lambda rows: self._scorer.score(self.model, rows)[0]
         )
         if self.multi_objective_aggregation == "sum_then_normalize":
             start = self.accelerator.process_index * len(inputs)
-            batch["advantages"] = rewards.exact_advantages(
+            batch["advantages"] = generation.rewards.exact_advantages(
                 batch["advantages"],
                 slice(start, start + len(inputs)),
                 self.args.advantage_eps,
                 self.scale_rewards == "group",
             )
-        self._log_rewards(rewards)
+        self._log_rewards(generation.rewards)
         return generation
 
+    def _sample_others(self, count: int, attempt: int) -> GenerationBatch:
+        """Sample groups of other prompts, the same ones when a run is resumed here."""
+        seed = f"{self.args.seed} {self.state.global_step} {attempt}"
+        rows = pick_prompts(self.train_dataset, count, self.num_generations, seed)
+        return self._sample_groups(rows)
+
     def _score_with_truncated_masked(self, inputs: list[dict[str, Any]]) -> Batch:
-        if not (self.mask_truncated_completions and self._rollout.stops.strings):
-            stock: Batch = super()._generate_and_score_completions(inputs)
-            return stock
-        with truncated_kept(self):
+        masks = self.mask_truncated_completions and bool(self._rollout.stops.strings)
+        with truncated_kept(self) if masks else nullcontext():
             batch: Batch = super()._generate_and_score_completions(inputs)
-        mask_BT = batch["completion_mask"]
-        rows = zip(batch["completion_ids"], mask_BT.bool(), strict=True)
-        kept = [not self._is_cut_off(ids[mask].tolist()) for ids, mask in rows]
-        batch["completion_mask"] = mask_BT * mask_BT.new_tensor(kept)[:, None]
-        n_items = self.accelerator.gather(batch["completion_mask"].sum()).sum()
-        batch["num_items_in_batch"] = n_items
+        if masks:
+            batch["completion_mask"] = self._rollout.mask_cut_off(batch, self._end_ids)
+            n_items = self.accelerator.gather(batch["completion_mask"].sum()).sum()
+            batch["num_items_in_batch"] = n_items
         return batch
 
     @timed("rewards")
@@ -281,23 +279,13 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         if self._generation is None:  # an evaluation
             return scores_BR
-        rewards_BR, G = scores_BR, self.num_generations
-        if self.args.outcome_reward is not None:
-            assert self._outcome is not None
-            rewards_BR = gate_side_rewards(scores_BR, self._outcome, G, self.args.outcome_gate)
-        weights_R = self.reward_weights.to(scores_BR.device)
-        self._generation.rewards = GroupRewards(scores_BR, rewards_BR, weights_R, G, self._outcome)
+        gate = None if self.args.outcome_reward is None else self.args.outcome_gate
+        rewards = GroupRewards.gated(
+            scores_BR, self.reward_weights, self.num_generations, self._outcome, gate
+        )
+        self._generation.rewards = rewards
         self._log_hacking_signs(inputs, prompts, completions)
-        return rewards_BR
-
-    def _index_of_outcome(self) -> int | None:
-        """Find the reward that tells right from wrong: the configured one, or the first judge."""
-        named = self.args.outcome_reward
-        if named is not None and named not in self.reward_func_names:
-            raise InputError(f"outcome_reward {named!r} is not among {self.reward_func_names}")
-        judges = OUTCOME_REWARDS if named is None else (named,)
-        found = (i for i, name in enumerate(self.reward_func_names) if name in judges)
-        return next(found, None)
+        return rewards.rewards_BR
 
     def _log_hacking_signs(
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any]
@@ -348,56 +336,8 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             generation = self._sample_groups(rows)
         logged = {name: float(values[-1]) for name, values in self._metrics["train"].items()}
         self._metrics["train"].clear()
-        assert generation.rewards is not None
         right_B = generation.rewards.right_B
         return generation.inputs, logged, None if right_B is None else right_B.float().mean().item()
-
-    # -- groups without a signal ----------------------------------------------------------------
-
-    def _replace_degenerate_groups(self, generation: GenerationBatch) -> Batch:
-        """Sample groups of other prompts in place of those without a signal."""
-        assert generation.rewards is not None
-        batch, degenerate_P = generation.inputs, generation.rewards.degenerate_P.clone()
-        n_rows = len(degenerate_P) * self.num_generations
-        before = degenerate_P.sum().item()
-        for attempt in range(self.args.max_resample_rounds):
-            missing = degenerate_P.nonzero(as_tuple=True)[0].tolist()
-            if not missing:
-                break
-            kept = [list(column)[-n_rows:] for column in self._logged_columns()]
-            others = self._other_prompts(len(missing), attempt)
-            source = self._sample_groups(others)
-            assert source.rewards is not None
-            found = (~source.rewards.degenerate_P).nonzero(as_tuple=True)[0].tolist()
-            missing = missing[: len(found)]
-            degenerate_P[missing] = False
-            rows, source_rows = self._rows_of(missing), self._rows_of(found)
-            pad_id = self._tokenizer.pad_token_id
-            batch = replace_rows(batch, rows, source.inputs, source_rows, pad_id)
-            for column, values in zip(self._logged_columns(), kept, strict=True):
-                fresh = list(column)[-len(others) :]
-                for row, source_row in zip(rows, source_rows, strict=True):
-                    values[row] = fresh[source_row]
-                column.extend(values)  # a queue as long as the batch
-        replaced_groups = before - degenerate_P.sum().item()
-        self._metrics["train"]["resampled_groups"].append(replaced_groups)
-        return batch
-
-    def _other_prompts(self, count: int, attempt: int) -> list[dict[str, Any]]:
-        """Pick rows for `count` further groups, the same ones when a run is resumed here."""
-        choice = random.Random(f"{self.args.seed} {self.state.global_step} {attempt}")
-        indices = choice.sample(range(len(self.train_dataset)), count)
-        return [self.train_dataset[i] for i in indices for _ in range(self.num_generations)]
-
-    def _rows_of(self, groups: list[int]) -> list[int]:
-        G = self.num_generations
-        return [group * G + i for group in groups for i in range(G)]
-
-    def _logged_columns(self) -> list[deque[Any]]:
-        """The columns of the completions file, as TRL collects them (1088)."""
-        logs = self._logs
-        columns = [logs["prompt"], logs["completion"], logs["advantages"]]
-        return [*columns, *logs["rewards"].values(), *logs["extra"].values()]
 
     # -- packed loss ----------------------------------------------------------------------------
 
