@@ -37,7 +37,7 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install -c $(CONSTRAINTS) -e '.[dev]'
 	@touch $@
 
-doctor: $(READY)  ## look whether this machine can train, and say what to mend
+doctor: $(READY)  ## check whether this machine can train, and how to fix it
 	@$(BIN)/python -m sologrpo.plan.doctor
 
 model: $(READY)  ## fetch the quickstart model, 93 MB, into models/
@@ -45,7 +45,7 @@ model: $(READY)  ## fetch the quickstart model, 93 MB, into models/
 
 quickstart: model  ## train on the word problems in quickstart/, evaluate before and after
 	@echo "run directory: $(OUT)"
-	OMP_NUM_THREADS=$(THREADS) $(HUGE_PAGES) $(BIN)/accelerate launch \
+	OMP_NUM_THREADS=$(THREADS) $(HUGE_PAGES) $(BIN)/accelerate launch --quiet \
 		--config_file configs/accelerate/one_device.yaml \
 		train.py --config configs/quickstart.yaml --output_dir $(OUT)
 	$(HUGE_PAGES) $(BIN)/python evaluate.py --run $(OUT)
@@ -63,7 +63,7 @@ smoke: model  ## train a few steps of each recipe family; DATA=folder for other 
 		run=runs/smoke-$$family; n=2; \
 		while [ -e $$run ]; do run=runs/smoke-$$family-$$n; n=$$((n + 1)); done; \
 		echo "run directory: $$run"; \
-		OMP_NUM_THREADS=$(THREADS) $(HUGE_PAGES) $(BIN)/accelerate launch \
+		OMP_NUM_THREADS=$(THREADS) $(HUGE_PAGES) $(BIN)/accelerate launch --quiet \
 			--config_file configs/accelerate/one_device.yaml \
 			train.py --config configs/smoke-$$family.yaml --output_dir $$run \
 			$(if $(DATA),--dataset_name "$(DATA)") || exit 1; \
@@ -71,7 +71,7 @@ smoke: model  ## train a few steps of each recipe family; DATA=folder for other 
 
 # `make bench PARTS="step sampling"` measures those alone; benchmarks/cpu.py lists the parts.
 # Tables are made of what there is, even if a part has failed.
-bench: model  ## measure beside stock TRL on a CPU, two hours; PARTS="step sampling" for less
+bench: model  ## compare with stock TRL on a CPU, two hours; PARTS="step sampling" for less
 	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python benchmarks/cpu.py $(if $(PARTS),--parts "$(PARTS)"); \
 		status=$$?; $(BIN)/python benchmarks/performance_tables.py && exit $$status
 
@@ -92,7 +92,7 @@ check: $(READY)  ## lint, check the formatting and the types
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-format: $(READY)  ## mend what ruff can mend
+format: $(READY)  ## fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
