@@ -28,7 +28,6 @@ from sologrpo.config.export import (
     DEQUANTISED,
     ORIGINAL,
     ExportArguments,
-    take_export_arguments,
 )
 from sologrpo.console import print_line, quiet_libraries
 from sologrpo.data.dataset import load_train_and_validation, stop_strings
@@ -443,8 +442,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Export without evaluating."""
     quiet_libraries()
     prepare_cpu()
-    arguments, rest = take_export_arguments(sys.argv[1:] if argv is None else argv)
-    export = begin_export(arguments, parse_evaluation(rest, arguments.merge_into))
+    settings = parse_evaluation(sys.argv[1:] if argv is None else argv)
+    export = begin_export(settings.export, settings)
     if export is None:
         raise InputError(
             "nothing to do: give --save_merged FOLDER, --save_4bit FOLDER or --push_to_hub NAME"

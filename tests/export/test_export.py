@@ -24,7 +24,6 @@ from trl import ModelConfig
 
 from hub_stand_in import HubStandIn, running_hub
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
-from sologrpo.config.export import take_export_arguments
 from sologrpo.errors import InputError
 from sologrpo.export import export as export_module
 from sologrpo.export.export import MARKER, begin_export, export_and_push
@@ -198,8 +197,8 @@ def test_card_of_a_merge_has_scores_and_gap(exported: tuple[Path, Path, str]) ->
 Do = Callable[..., str]
 
 
-def settings_of(run: Path) -> EvaluationSettings:
-    return parse_evaluation(["--run", str(run)])
+def settings_of(run: Path, *flags: str | Path) -> EvaluationSettings:
+    return parse_evaluation(["--run", str(run), *map(str, flags)])
 
 
 @pytest.fixture
@@ -213,8 +212,8 @@ def do(run: Path, monkeypatch: pytest.MonkeyPatch) -> Do:
     monkeypatch.setattr(export_module, "save_4bit", refuse)
 
     def call(*flags: str | Path) -> str:
-        arguments, rest = take_export_arguments([*map(str, flags), "--run", str(run)])
-        export = begin_export(arguments, parse_evaluation(rest))
+        settings = settings_of(run, *flags)
+        export = begin_export(settings.export, settings)
         assert export is not None
         with open(os.devnull, "w") as nowhere:
             console = Console(file=nowhere, record=True, width=160)
@@ -333,16 +332,16 @@ def test_dry_run_asks_nobody(do: Do, run: Path, monkeypatch: pytest.MonkeyPatch)
         (["--save_merged", "x", "--save_4bit", "x"], "need two different folders"),
     ],
 )
-def test_flags_that_cannot_work(flags: list[str], says: str) -> None:
+def test_flags_that_cannot_work(run: Path, flags: list[str], says: str) -> None:
     with pytest.raises(InputError, match=re.escape(says)) as caught:
-        take_export_arguments(flags)
+        settings_of(run, *flags)
     assert "\n" not in str(caught.value)
 
 
 def refusal(run: Path, *flags: str | Path, **changes: Any) -> str:
-    arguments, _ = take_export_arguments(list(map(str, flags)))
+    settings = settings_of(run, *flags)
     with pytest.raises(InputError) as caught:
-        begin_export(arguments, replace(settings_of(run), **changes))
+        begin_export(settings.export, replace(settings, **changes))
     return str(caught.value)
 
 
