@@ -107,7 +107,7 @@ def test_rewards_evaluate_nothing(file: Path) -> None:
 
 def test_no_pickle_is_loaded_with_code() -> None:
     # torch.load defaults to weights_only; nobody may turn that off.
-    for file in [*(ROOT / "sologrpo").glob("*.py"), ROOT / "train.py", ROOT / "evaluate.py"]:
+    for file in [*(ROOT / "sologrpo").rglob("*.py"), ROOT / "train.py", ROOT / "evaluate.py"]:
         text = file.read_text(encoding="utf-8")
         assert "weights_only=False" not in text, file
         assert "import pickle" not in text, file
