@@ -16,7 +16,7 @@ from sologrpo.device import fast_dtype
 from sologrpo.errors import InputError
 from sologrpo.prompts import PROMPT_FORMATS
 
-SAMPLING_ENGINES = ("adapter", "merged", "static", "continuous")
+SAMPLING_ENGINES = ("adapter", "merged")
 OUTCOME_GATES = ("group", "completion")
 # What TRL 1.16.0 adds to the deviation of a group (grpo_trainer.py:2787).
 TRL_EPSILON = 1e-4
@@ -33,7 +33,7 @@ PRECISIONS = {
     MERGED_REQUANTISED: "the default merge of the run, quantised to NF4 again",
 }
 
-EVALUATION_ENGINES = ("transformers", "continuous", "vllm")
+EVALUATION_ENGINES = ("transformers", "vllm")
 
 # Defaults that suit one GPU and LoRA; TRL's own are for full fine-tuning on a cluster.
 # A recipe in configs/ names only what differs from these.
@@ -165,8 +165,9 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
     )  # fmt: skip
     sampling_engine: str = field(
         default="auto",
-        metadata={"help": "How completions are sampled; auto: the fastest that agrees with the "
-                  "trainer", "choices": ["auto", *SAMPLING_ENGINES]},
+        metadata={"help": "What completions are sampled from: the model with its adapter, or "
+                  "merged weights; auto: the faster one that agrees with the trainer",
+                  "choices": ["auto", *SAMPLING_ENGINES]},
     )  # fmt: skip
     max_nonfinite_steps: int = field(
         default=0,
@@ -223,8 +224,8 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
             )
         if self.use_transformers_continuous_batching:
             raise InputError(
-                "use_transformers_continuous_batching turns the adapter to bf16 for good: set "
-                "sampling_engine: continuous instead"
+                "use_transformers_continuous_batching turns the adapter to bf16 for good: leave "
+                "it out"
             )
 
     def _choose_dtype(self) -> None:

@@ -49,8 +49,8 @@ class EvaluationArguments:
     )
     engine: str = field(
         default="transformers",
-        metadata={"help": "What generates: our loop on transformers, transformers' own continuous "
-                  "batching, or vLLM where it is installed", "choices": list(EVALUATION_ENGINES)},
+        metadata={"help": "What generates: our loop on transformers, or vLLM where it is "
+                  "installed", "choices": list(EVALUATION_ENGINES)},
     )  # fmt: skip
     num_samples: int = field(
         default=0,
@@ -217,17 +217,17 @@ def _check_evaluation(args: EvaluationArguments, adapter: str | None) -> None:
             "--compare_precisions goes through all precisions under their own labels: leave "
             "--precision and --label out"
         )
+    if args.engine == "vllm" and (
+        args.compare_precisions or args.precision not in (None, MERGED, MERGED_DEQUANTISED)
+    ):
+        raise InputError(
+            "engine vllm needs merged weights: use precision merged or merged_dequantised, or "
+            "engine transformers"
+        )
     if args.engine == "vllm" and find_spec("vllm") is None:
         raise InputError(
             "engine vllm: vLLM is not installed; pip install 'sologrpo[vllm]', or use engine "
             "transformers"
-        )
-    if args.engine != "transformers" and (
-        args.compare_precisions or args.precision not in (None, MERGED, MERGED_DEQUANTISED)
-    ):
-        raise InputError(
-            f"engine {args.engine} needs merged weights (on 4-bit weights engines have given "
-            "garbage): use precision merged or merged_dequantised, or engine transformers"
         )
 
 

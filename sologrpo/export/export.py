@@ -314,11 +314,15 @@ def _add_to_results(export: Export, gaps: Sequence[Gap]) -> None:
 
 
 @one_line_errors
-def main() -> None:
-    """Export a run without evaluating it."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Export a run without evaluating it.
+
+    Args:
+        argv: the flags; by default those of the process.
+    """
     quiet_libraries()
     prepare_cpu()
-    arguments, rest = take_export_arguments(sys.argv[1:])
+    arguments, rest = take_export_arguments(sys.argv[1:] if argv is None else argv)
     export = begin_export(arguments, parse_evaluation(rest, arguments.merge_into))
     if export is None:
         raise InputError(

@@ -1,16 +1,14 @@
-"""Sampling engines: ways to sample the same policy, and the test that chooses between them.
+"""Sampling engines: two ways to sample from the policy, and the test that chooses between them.
 
-| Engine | Weights | Loop |
-|---|---|---|
-| `adapter` | as they are trained | ours, `sampling.sample_fast` |
-| `merged` | adapter merged for the time of sampling | ours |
-| `static` | merged | `generate` with a static cache, compiled on CUDA |
-| `continuous` | merged | `generate_batch`: paged cache, rows join and leave at every token |
+| Engine | Samples from |
+|---|---|
+| `adapter` | the weights as they are trained, with the adapter unmerged |
+| `merged` | the adapter merged into the weights while completions are sampled |
 
-An engine may be fast and wrong: kernels break with 4-bit weights, merging rounds. So before one of
-several is taken, each samples from prompts of the batch at hand, and what it drew is judged by the
-trainer's own forward pass. Weights in fp32 are merged without a test: there is nothing to gain
-from another engine on a CPU, and nothing is rounded.
+Both use the decoding loop of `sampling.loop`. Merging saves work at every token, but rounds the
+weights in half precision. So before merged weights are used there, both engines sample from
+prompts of the first batch, their log-probs are compared with the trainer's forward pass, and the
+faster of those that agree is taken. Weights in fp32 are merged without a test: nothing is rounded.
 
 Shapes: B rows, T tokens.
 """
@@ -28,79 +26,71 @@ from typing import TypeAlias
 import torch
 from accelerate.utils import gather_object
 from peft import PeftModel
-from transformers import GenerationConfig, PreTrainedModel, StaticCache
-from transformers.generation import ContinuousBatchingConfig
+from transformers import GenerationConfig, PreTrainedModel
 
-from sologrpo.errors import InputError
+from sologrpo.config.arguments import SAMPLING_ENGINES
+from sologrpo.errors import InputError, first_line
 from sologrpo.model.memory import TokenBudget, free_bytes, release_unused
-from sologrpo.sampling.loop import (
-    Sampled,
+from sologrpo.model.merging import (
     is_merge_exact,
+    merge_obstacle,
     merged,
     merged_bytes,
-    sample_fast,
-    why_not_merged,
     working_dtype,
 )
+from sologrpo.sampling.loop import Sampled, sample_fast
 from sologrpo.sampling.stopping import StopStrings
 
 logger = logging.getLogger(__name__)
 
 Model: TypeAlias = PreTrainedModel | PeftModel
 
+ADAPTER, MERGED = SAMPLING_ENGINES
+
 # Nats a token, mean absolute difference between the log-probs of the engine and of the trainer.
-# In bf16 with NF4 weights, SmolLM2-135M: 0.05 with the adapter beside the weights, 0.07 with merged
-# ones. Weights that an adapter was not trained on, garbage and wrong log-probs give far more.
+# In bf16 with NF4 weights, SmolLM2-135M: 0.05 with the adapter unmerged, 0.07 with merged weights.
+# Weights that an adapter was not trained on, garbage and wrong log-probs give far more.
 MAX_GAP = 0.2
-# The surprise at the sampled tokens has to be their entropy; so far off, in nats a token, and so
-# many standard errors are allowed.
-MAX_SURPRISE, SURPRISE_ERRORS = 0.1, 5.0
 TEST_TOKENS = 32  # of every row in the test
 TEST_ROWS = 16  # of the test's rows that the trainer scores
 FREE_SHARE = 0.8  # of the free memory that merged weights, or a key-value cache, may take
 LOGIT_BYTES = 32  # a vocabulary entry and row: logits, probabilities, and their sum in float64
-STATIC_LENGTHS = 128  # a static cache is a multiple of so many tokens: each length is compiled
-PAGE = 256  # tokens of a page of the paged cache, transformers' own value
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be sampled.
+    """A batch of prompts, and how to sample from them.
 
     Attributes:
         input_ids: (B, T) left-padded prompts; those of a group are neighbours.
         attention_mask: (B, T).
         config: sampling parameters, length limit, end and pad token ids.
-        stops: what ends a completion beside the end tokens.
-        limit: tokens of the completions at most, if fewer than `config` allows. A cache of fixed
-            size holds as many as `config` allows.
+        stops: what ends a completion besides the end tokens.
     """
 
     input_ids: torch.Tensor
     attention_mask: torch.Tensor
     config: GenerationConfig
     stops: StopStrings
-    limit: int | None = None
 
     @property
     def width(self) -> int:
-        """Tokens of a row at most, prompt and completion."""
+        """Tokens of a row at most: prompt and completion."""
         return int(self.input_ids.size(1) + self.config.max_new_tokens)
 
-    def settings(self) -> GenerationConfig:
-        """A copy of the sampling parameters, with the limit put in."""
+    def limited(self, tokens: int) -> "Request":
+        """Limit completions to this number of tokens."""
         config = copy.copy(self.config)
-        if self.limit is not None:
-            config.max_new_tokens = min(config.max_new_tokens, self.limit)
-        return config
+        config.max_new_tokens = min(config.max_new_tokens, tokens)
+        return replace(self, config=config)
 
     def rows(self, rows: slice) -> "Request":
-        """The same of some rows only."""
+        """Select rows."""
         ids, mask = self.input_ids[rows], self.attention_mask[rows]
         return replace(self, input_ids=ids, attention_mask=mask)
 
     def mask_of(self, completion_ids: torch.Tensor) -> torch.Tensor:
-        """(B, T) ones up to the end token, or the token that completes a stop string."""
+        """Mask (B, T) completions: ones up to the end token, or the one that ends a stop string."""
         end_ids = torch.as_tensor(self.config.eos_token_id, device=completion_ids.device)
         is_end = torch.isin(completion_ids, end_ids)
         lengths = completion_ids.size(1) - (is_end.cumsum(dim=1) - is_end.int() > 0).sum(dim=1)
@@ -112,132 +102,43 @@ class Request:
         return (positions < lengths[:, None]).long()
 
 
-# (rows of prompts and completions, their mask, completion tokens T, whether entropies are wanted)
-# -> (B, T) log-probs, and entropies, of the trainer's forward pass at the sampling temperature.
-Score = Callable[[torch.Tensor, torch.Tensor, int, bool], tuple[torch.Tensor, torch.Tensor | None]]
+# (rows of prompts and completions, their mask, completion tokens T) -> (B, T) log-probs at the
+# sampling temperature, by the trainer's forward pass.
+Score = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Engine:
-    """A way to sample: of which weights, and `run(model, request, with_log_probs)`.
-
-    An engine that leaves out log-probs that were asked for has them computed afterwards.
-    """
-
-    name: str
-    run: Callable[[Model, Request, bool], Sampled]
-    merges: bool = True
-
-
-def _run_loop(model: Model, request: Request, with_log_probs: bool) -> Sampled:
-    return sample_fast(
-        model,
-        request.input_ids,
-        request.attention_mask,
-        request.settings(),
-        request.stops,
-        with_log_probs,
-    )
-
-
-def _run_static(model: Model, request: Request, with_log_probs: bool) -> Sampled:
-    inner = _without_adapter(model)
-    config = request.settings()
-    config.disable_compile = False  # grpo_trainer.py:1173 sets it
-    length = math.ceil(request.width / STATIC_LENGTHS) * STATIC_LENGTHS
-    cache = StaticCache(config=inner.config.get_text_config(), max_cache_len=length)
-    prompt_T = request.input_ids.size(1)
-    output_ids = type(inner).generate(
-        inner,
-        input_ids=request.input_ids,
-        attention_mask=request.attention_mask,
-        generation_config=config,
-        stopping_criteria=request.stops.criteria(prompt_T),
-        past_key_values=cache,
-    )
-    return Sampled(output_ids[:, prompt_T:])
-
-
-def _run_continuous(model: Model, request: Request, with_log_probs: bool) -> Sampled:
-    # Nothing in it stops at a stop string: what comes behind is cut off by whoever asked.
-    pages = math.ceil(request.width / PAGE)
-    settings = ContinuousBatchingConfig(
-        page_size=PAGE,
-        # Without a limit it takes most of the memory; nor is more than this ever used.
-        num_blocks=max(len(request.input_ids) * pages, 2),
-        max_batch_tokens=max(len(request.input_ids), request.input_ids.size(1)),
-        drop_unsupported_processors=False,
-        seed=int(torch.randint(2**31, ())),  # it has a generator of its own
-    )
-    rows = zip(request.input_ids, request.attention_mask.bool(), strict=True)
-    inner = _without_adapter(model)
-    done = type(inner).generate_batch(
-        inner,
-        [ids[mask].tolist() for ids, mask in rows],
-        generation_config=request.settings(),
-        continuous_batching_config=settings,
-        progress_bar=False,
-    )
-    failed = [output.error for output in done.values() if output.error is not None]
-    if failed or len(done) != len(request.input_ids):
-        raise RuntimeError(f"generate_batch finished {len(done)} rows: {failed or 'it stopped'}")
-    completions = [torch.tensor(output.generated_tokens) for output in done.values()]
-    completion_ids = torch.nn.utils.rnn.pad_sequence(
-        completions, batch_first=True, padding_value=int(request.config.pad_token_id)
-    )
-    return Sampled(completion_ids.to(request.input_ids.device))
-
-
-def _without_adapter(model: Model) -> PreTrainedModel:
-    """The model below PEFT, whose `generate` the trainer has not replaced."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model
-
-
-SAMPLING_ENGINES = {
-    engine.name: engine
-    for engine in (
-        Engine("adapter", _run_loop, merges=False),
-        Engine("merged", _run_loop),
-        Engine("static", _run_static),
-        Engine("continuous", _run_continuous),
-    )
-}
-# Without compiled kernels the latter two are slower than our loop.
-ON_CPU, ON_CUDA = ("adapter", "merged"), tuple(SAMPLING_ENGINES)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the test found about an engine.
+class Trial:
+    """Result of testing an engine.
 
     Attributes:
-        tokens_per_second: at the width of the batch; 0 if it was rejected.
-        gap: see `MAX_GAP`; NaN if it got nowhere.
-        reason: why it was rejected; None if it was not.
+        tokens_per_second: 0 if the engine was rejected.
+        gap: see `MAX_GAP`; NaN if the test failed before it was known.
+        failure: why the engine was rejected; None if it was not.
     """
 
     tokens_per_second: float = 0.0
     gap: float = math.nan
-    reason: str | None = None
+    failure: str | None = None
 
     def __str__(self) -> str:
-        if self.reason is not None:
-            return f"rejected: {self.reason}"
+        if self.failure is not None:
+            return f"rejected: {self.failure}"
         return f"{self.tokens_per_second:.0f} tokens/s, {self.gap:.4f} nats off"
 
 
 class Sampler:
-    """Samples by the engine that was asked for, or by the fastest one that is right.
+    """Samples completions with the requested engine, or with the faster one that is accurate.
 
     Args:
-        requested: one of `SAMPLING_ENGINES`, or `auto`.
-        score: the trainer's forward pass; within `merged` it scores with the merged weights.
-        half: number format of mixed precision; None if there is none.
+        requested: `adapter`, `merged` or `auto`.
+        score: the trainer's forward pass.
+        half: dtype of mixed precision; None if there is none.
         token_budget: tokens (padding counted) of a batch; None for what fits into memory.
 
     Example:
         >>> sampler = Sampler("auto", score)
-        >>> sampler.prepare(model, request)  # chooses, at the first time
+        >>> sampler.prepare(model, request)  # chooses the engine on the first call
         >>> with sampler.weights(model):
         ...     sampled = sampler.sample(model, request)
     """
@@ -249,7 +150,7 @@ class Sampler:
         half: torch.dtype | None = None,
         token_budget: int | None = None,
     ) -> None:
-        self.engine: Engine | None = None
+        self.engine: str | None = None
         self._requested = requested
         self._score = score
         self._half = half
@@ -259,133 +160,118 @@ class Sampler:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the engine's policy is the trained one; if not, completions have log-probs."""
+        """True if the engine samples the trained policy; if not, completions have log-probs."""
         return self._is_exact
 
     # -- choosing -------------------------------------------------------------------------------
 
     def prepare(self, model: Model, request: Request) -> None:
-        """Choose the engine, unless that has been done.
+        """Choose the engine, once.
 
         Raises:
-            InputError: if the engine that was asked for does not work, or is not right.
+            InputError: if the requested engine does not work, or disagrees with the trainer.
         """
-        if self.engine is not None:
-            return
-        name = self._choose(model, request)
-        self.engine = SAMPLING_ENGINES[name]
-        in_fp32 = is_merge_exact(model, self._half)
-        self._is_exact = name == "adapter" or (name == "merged" and in_fp32)
+        if self.engine is None:
+            self.engine = self._choose(model, request)
+            self._is_exact = self.engine == ADAPTER or is_merge_exact(model, self._half)
 
     def _choose(self, model: Model, request: Request) -> str:
-        if self._requested == "adapter":
-            return "adapter"
-        obstacles = gather_object([self._why_not_merged(model)])
+        if self._requested == ADAPTER:
+            return ADAPTER
+        obstacles = gather_object([self._merge_obstacle(model)])
         obstacle = next((obstacle for obstacle in obstacles if obstacle is not None), None)
         if obstacle is not None:
-            if self._requested != "auto":
-                raise _cannot(self._requested, obstacle)
+            if self._requested == MERGED:
+                raise _cannot_merge(obstacle)
             logger.warning("sampling engine adapter: it cannot be merged: %s", obstacle)
-            return "adapter"
-        candidates = self._candidates(model)
-        if candidates == ["merged"] and is_merge_exact(model, self._half):
-            return "merged"
-        verdicts = {name: self._test(SAMPLING_ENGINES[name], model, request) for name in candidates}
-        verdicts = _agreed(verdicts)
-        if self._requested != "auto" and verdicts[self._requested].reason is not None:
-            raise _cannot(self._requested, str(verdicts[self._requested].reason))
-        # The adapter is the policy itself; whatever is wrong with it shows in the training pass.
-        right = [name for name in candidates if verdicts[name].reason is None] or ["adapter"]
-        fastest = max(right, key=lambda name: verdicts[name].tokens_per_second)
-        found = "; ".join(f"{name} {verdict}" for name, verdict in verdicts.items())
+            return ADAPTER
+        if is_merge_exact(model, self._half):
+            return MERGED
+        return self._choose_by_test(model, request)
+
+    def _choose_by_test(self, model: Model, request: Request) -> str:
+        candidates = [MERGED] if self._requested == MERGED else [ADAPTER, MERGED]
+        trials = {name: self._test(name, model, request) for name in candidates}
+        trials = _worst_of_processes(trials)
+        failure = trials[MERGED].failure
+        if failure is not None and self._requested == MERGED:
+            raise _cannot_merge(failure)
+        # The adapter is the policy itself: if it is wrong too, the training pass will show it.
+        accepted = [name for name in candidates if trials[name].failure is None] or [ADAPTER]
+        fastest = max(accepted, key=lambda name: trials[name].tokens_per_second)
+        found = "; ".join(f"{name} {trial}" for name, trial in trials.items())
         logger.warning("sampling engine %s (%s)", fastest, found)
         return fastest
 
-    def _candidates(self, model: Model) -> list[str]:
-        if self._requested != "auto":
-            return [self._requested]
-        if model.device.type == "cuda":
-            return list(ON_CUDA)
-        return ["merged"] if is_merge_exact(model, self._half) else list(ON_CPU)
-
-    def _why_not_merged(self, model: Model) -> str | None:
-        obstacle = why_not_merged(model)
+    def _merge_obstacle(self, model: Model) -> str | None:
+        obstacle = merge_obstacle(model)
         if obstacle is not None:
             return obstacle
-        if self._half is not None and self._requested in ("static", "continuous"):
-            dtype = working_dtype(model)
-            if dtype != self._half:
-                return f"it needs dtype: {self._half}, not {dtype} in mixed precision"
         needed, free = merged_bytes(model, self._half), free_bytes(model.device)
         if needed > FREE_SHARE * free:
             return f"it needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
         return None
 
-    def _test(self, engine: Engine, model: Model, request: Request) -> Verdict:
-        """Sample the first tokens of the first batch; the random state is put back."""
+    def _test(self, engine: str, model: Model, request: Request) -> Trial:
+        """Sample the first tokens of the first batch, and restore the random state."""
         devices = [model.device] if model.device.type == "cuda" else []
         try:
             with torch.random.fork_rng(devices):
-                return self._judge(engine, model, replace(request, limit=TEST_TOKENS))
-        except Exception as error:  # whatever ails a candidate, there is another
-            reason = (str(error).strip().splitlines() or [""])[0]
-            verdict = Verdict(reason=f"{type(error).__name__}: {reason}")
-        release_unused()  # here, where the error no longer holds what the test had computed
-        return verdict
+                return self._measure(engine, model, request)
+        except Exception as error:  # whatever is wrong with an engine, there is another
+            trial = Trial(failure=f"{type(error).__name__}: {first_line(error)}")
+        release_unused()  # after the except block: the error holds what the test had computed
+        return trial
 
-    def _judge(self, engine: Engine, model: Model, request: Request) -> Verdict:
+    def _measure(self, engine: str, model: Model, request: Request) -> Trial:
         with self._weights_of(engine, model):
             request = request.rows(slice(0, self._rows_of_next_batch(model, request)))
-            sampled = engine.run(model, request, True)
-            few = _spread(len(request.input_ids), TEST_ROWS)
-            request_few, ids = request.rows(few), sampled.completion_ids[few]
-            own = None if sampled.log_probs is None else sampled.log_probs[few]
-            if own is None:
-                own, _ = self._scored(request_few, ids)
-        trainer, entropies = self._scored(request_few, ids, with_entropy=True)
-        assert entropies is not None
-        mask = request_few.mask_of(ids).bool()
-        gap = float((own - trainer)[mask].abs().mean())
+            request = request.limited(TEST_TOKENS)
+            sampled = _sample(model, request, with_log_probs=True)
+        gap = self._gap_to_trainer(request, sampled)
         if not gap <= MAX_GAP:
-            return Verdict(gap=gap, reason=f"{gap:.3f} nats a token off the trainer")
-        surprise = _surprise(-(trainer + entropies)[mask], request.config)
-        if surprise is not None:
-            return Verdict(gap=gap, reason=surprise)
-        # Timed with weights merged anew, as at every later batch: that must not compile again.
+            return Trial(gap=gap, failure=f"{gap:.3f} nats a token off the trainer")
+        # Timed on the second run: the first one warms up.
         with self._weights_of(engine, model):
             start = time.perf_counter()
-            sampled = engine.run(model, request, True)
+            sampled = _sample(model, request, with_log_probs=True)
             tokens = int(request.mask_of(sampled.completion_ids).sum())
-            return Verdict(tokens / (time.perf_counter() - start), gap)
+            return Trial(tokens / (time.perf_counter() - start), gap)
 
-    def _scored(
-        self, request: Request, completion_ids: torch.Tensor, with_entropy: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        input_ids = torch.cat([request.input_ids, completion_ids], dim=1)
-        mask = torch.cat([request.attention_mask, request.mask_of(completion_ids)], dim=1)
+    def _gap_to_trainer(self, request: Request, sampled: Sampled) -> float:
+        assert sampled.log_probs is not None
+        n_rows = len(request.input_ids)
+        few = slice(0, n_rows, max(1, n_rows // TEST_ROWS))  # from different groups
+        request, ids = request.rows(few), sampled.completion_ids[few]
+        mask = request.mask_of(ids)
         with torch.no_grad():
-            return self._score(input_ids, mask, completion_ids.size(1), with_entropy)
+            trained = self._score(
+                torch.cat([request.input_ids, ids], dim=1),
+                torch.cat([request.attention_mask, mask], dim=1),
+                ids.size(1),
+            )
+        return float((sampled.log_probs[few] - trained)[mask.bool()].abs().mean())
 
     # -- sampling -------------------------------------------------------------------------------
 
     def weights(self, model: Model) -> AbstractContextManager[None]:
-        """Within, the model has the weights that the engine samples from.
+        """Give the model the weights that the engine samples from, inside the context.
 
         Before an engine is chosen, for a validation ahead of training: merged if that is possible.
         """
-        if self.engine is not None:
-            return self._weights_of(self.engine, model)
-        if self._requested == "adapter" or self._why_not_merged(model) is not None:
-            return nullcontext()
-        return merged(model, self._half)
+        engine = self.engine
+        if engine is None:
+            unmerged = self._requested == ADAPTER or self._merge_obstacle(model) is not None
+            engine = ADAPTER if unmerged else MERGED
+        return self._weights_of(engine, model)
 
-    def _weights_of(self, engine: Engine, model: Model) -> AbstractContextManager[None]:
-        return merged(model, self._half) if engine.merges else nullcontext()
+    def _weights_of(self, engine: str, model: Model) -> AbstractContextManager[None]:
+        return merged(model, self._half) if engine == MERGED else nullcontext()
 
     def sample(self, model: Model, request: Request) -> Sampled:
         """Sample all rows, in batches of whole groups where memory does not hold all at once.
 
-        If memory runs out, the batches get half as large, and those that are done are kept.
+        If memory runs out, the batches are halved, and completed ones are kept.
         """
         parts: list[Sampled] = []
         start, end = 0, len(request.input_ids)
@@ -393,22 +279,10 @@ class Sampler:
             rest = request.rows(slice(start, end))
             batch = rest.rows(slice(0, self._rows_of_next_batch(model, rest)))
             rows = len(batch.input_ids)
-            try:
-                parts.append(self._sample_batch(model, batch))
-            except Exception as error:
-                self._budget.halve(error, rows * batch.width, rows)
-            else:
+            with self._budget.halved_if_out_of_memory(rows * batch.width, rows):
+                parts.append(_sample(model, batch, with_log_probs=not self._is_exact))
                 start += rows
-                continue
-            release_unused()  # here, where the error no longer holds what the batch had computed
         return _joined(parts, int(request.config.pad_token_id))
-
-    def _sample_batch(self, model: Model, request: Request) -> Sampled:
-        assert self.engine is not None
-        sampled = self.engine.run(model, request, not self._is_exact)
-        if self._is_exact or sampled.log_probs is not None:
-            return sampled
-        return replace(sampled, log_probs=self._scored(request, sampled.completion_ids)[0])
 
     def _rows_of_next_batch(self, model: Model, request: Request) -> int:
         tokens = self._budget.tokens
@@ -421,8 +295,19 @@ class Sampler:
         return rows_of_whole_groups(ends, most)
 
 
+def _sample(model: Model, request: Request, with_log_probs: bool) -> Sampled:
+    return sample_fast(
+        model,
+        request.input_ids,
+        request.attention_mask,
+        request.config,
+        request.stops,
+        with_log_probs,
+    )
+
+
 def bytes_of_row(model: Model, width: int, half: torch.dtype | None = None) -> int:
-    """Bytes that a row of so many tokens takes while it is sampled: its cache and its logits."""
+    """Compute the bytes that a row of `width` tokens takes while sampled: cache and logits."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -454,39 +339,17 @@ def rows_of_whole_groups(ends: list[int], most: int) -> int:
     return next((end for end in fitting if end >= even), max(fitting, default=most))
 
 
-def _spread(total: int, count: int) -> slice:
-    """About so many of all rows, from different groups."""
-    return slice(0, total, max(1, total // count))
-
-
-def _surprise(differences_T: torch.Tensor, config: GenerationConfig) -> str | None:
-    """Say so if tokens are not as likely as tokens sampled from the trainer's policy would be.
-
-    Args:
-        differences_T: what a token's improbability, in nats, exceeds the entropy by. Over tokens
-            that were sampled from the same distribution its mean is 0.
-    """
-    off = float(differences_T.double().mean())
-    error = float(differences_T.double().std()) / math.sqrt(max(len(differences_T), 1))
-    allowed = MAX_SURPRISE + SURPRISE_ERRORS * error if len(differences_T) > 1 else math.inf
-    truncated = bool(config.top_k) or (config.top_p or 1.0) < 1.0 or bool(config.min_p)
-    greedy = not config.do_sample
-    if off > allowed or (off < -allowed and not truncated and not greedy):
-        return f"its tokens are not those of the policy: {off:+.2f} nats from the entropy"
-    return None
-
-
-def _agreed(verdicts: dict[str, Verdict]) -> dict[str, Verdict]:
-    """The worst that any process found: all have to take the same engine."""
-    every = gather_object([verdicts])
+def _worst_of_processes(trials: dict[str, Trial]) -> dict[str, Trial]:
+    """The worst result of any process: all have to take the same engine."""
+    every = gather_object([trials])
     return {
-        name: min((found[name] for found in every), key=lambda verdict: verdict.tokens_per_second)
-        for name in verdicts
+        name: min((found[name] for found in every), key=lambda trial: trial.tokens_per_second)
+        for name in trials
     }
 
 
-def _cannot(name: str, reason: str) -> InputError:
-    return InputError(f"sampling_engine {name}: {reason}; set sampling_engine: adapter")
+def _cannot_merge(reason: str) -> InputError:
+    return InputError(f"sampling_engine merged: {reason}; set sampling_engine: adapter")
 
 
 def _joined(parts: list[Sampled], pad_id: int) -> Sampled:

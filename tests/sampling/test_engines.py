@@ -1,72 +1,37 @@
-"""Sampling engines: merged weights, the test that chooses, what goes out, and memory."""
+"""Sampling engines: the choice between them, log-probs, batches and memory."""
 
 import logging
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import bitsandbytes as bnb
 import pytest
 import torch
-import trl.trainer.utils as trl_utils
-from peft import LoraConfig, PeftModel, get_peft_model
-from test_metrics import unexplained
-from test_trainer import config, make_trainer
-from torch.utils._pytree import tree_map
+from peft import PeftModel
 from transformers import GenerationConfig
-from trl import ModelConfig
 
 from sologrpo.errors import InputError
-from sologrpo.model.loading import load_base_model, load_tokenizer
+from sologrpo.model.loading import load_tokenizer
+from sologrpo.model.merging import merge_obstacle, merged, merged_bytes
 from sologrpo.sampling import engines
 from sologrpo.sampling.engines import (
-    SAMPLING_ENGINES,
-    Engine,
     Request,
     Sampler,
     bytes_of_row,
     check_vllm,
     rows_of_whole_groups,
 )
-from sologrpo.sampling.loop import (
-    Sampled,
-    generate_fast,
-    is_merge_exact,
-    merged,
-    merged_bytes,
-    sample_fast,
-    why_not_merged,
-)
+from sologrpo.sampling.loop import Sampled, generate_fast, sample_fast
 from sologrpo.sampling.prefill import positions
 from sologrpo.sampling.stopping import StopStrings
-from sologrpo.training.trainer import SoloGRPOTrainer
-from tiny import digit_share, rows
+from tiny import rows, with_adapter
 
 G = 4
 FAMILIES = ["tiny_llama", "tiny_qwen"]
-
-
-@pytest.fixture(autouse=True)
-def _stock_language_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Our trainer flips this flag for the whole process; each test starts as TRL ships it.
-    monkeypatch.setattr(trl_utils, "_use_triton", trl_utils._use_triton)
-
-
-def with_adapter(path: Path, dtype: str = "float32", nf4: bool = False, **lora: Any) -> PeftModel:
-    """A model whose adapter already does something: both of its factors are random."""
-    settings = ModelConfig(
-        model_name_or_path=str(path), dtype=dtype, load_in_4bit=nf4, use_bnb_nested_quant=nf4
-    )
-    base = load_base_model(settings)
-    torch.manual_seed(0)
-    defaults = {"r": 4, "lora_alpha": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-    return get_peft_model(base, LoraConfig(**defaults | lora, init_lora_weights=False))
 
 
 def request_of(path: Path, n_prompts: int = 4, new_tokens: int = 24, **settings: Any) -> Request:
@@ -88,141 +53,19 @@ def request_of(path: Path, n_prompts: int = 4, new_tokens: int = 24, **settings:
 
 
 def scorer(model: Any, temperature: float = 1.0) -> engines.Score:
-    """Log-probs and entropies of a plain forward pass."""
+    """Log-probs of a plain forward pass."""
 
-    def score(input_ids: torch.Tensor, mask: torch.Tensor, T: int, with_entropy: bool) -> Any:
+    def score(input_ids: torch.Tensor, mask: torch.Tensor, T: int) -> torch.Tensor:
         with torch.no_grad():
             output = model(input_ids=input_ids, attention_mask=mask, position_ids=positions(mask))
         all_BTV = (output.logits[:, -T - 1 : -1].float() / temperature).log_softmax(dim=-1)
-        chosen_BT = all_BTV.gather(2, input_ids[:, -T:, None]).squeeze(2)
-        return chosen_BT, -(all_BTV.exp() * all_BTV).sum(dim=-1) if with_entropy else None
+        return all_BTV.gather(2, input_ids[:, -T:, None]).squeeze(2)
 
     return score
 
 
-def logits_of(model: Any, request: Request) -> torch.Tensor:
-    with torch.no_grad():
-        output = model(input_ids=request.input_ids, attention_mask=request.attention_mask)
-    return output.logits[request.attention_mask.bool()].float()
-
-
 def said_by(logger: str, caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == logger]
-
-
-# -- merged weights -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("nf4", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_merged_weights_are_the_adapted_model(
-    family: str, nf4: bool, request: pytest.FixtureRequest
-) -> None:
-    path = request.getfixturevalue(family)
-    model, asked = with_adapter(path, nf4=nf4), request_of(path)
-    expected = logits_of(model, asked)
-    with merged(model):
-        torch.testing.assert_close(logits_of(model, asked), expected, rtol=0, atol=1e-5)
-    with model.disable_adapter():  # the adapter matters: it is not the base model that was compared
-        assert (logits_of(model, asked) - expected).abs().max() > 0.1
-
-
-def test_merged_in_half_precision_is_near(tiny_llama: Path) -> None:
-    model, asked = with_adapter(tiny_llama, nf4=True), request_of(tiny_llama)
-    expected = logits_of(model, asked).log_softmax(dim=-1)
-    model.to(torch.bfloat16)
-    with merged(model):
-        found = logits_of(model, asked).log_softmax(dim=-1)
-    divergence = (expected.exp() * (expected - found)).sum(dim=-1).mean()
-    assert 0 < divergence < 0.01
-
-
-@pytest.mark.parametrize("nf4", [False, True])
-def test_weights_are_restored_bit_by_bit(tiny_qwen: Path, nf4: bool) -> None:
-    model, asked = with_adapter(tiny_qwen, nf4=nf4), request_of(tiny_qwen)
-    modules, state = dict(model.named_modules()), state_of(model)
-    before = logits_of(model, asked)
-    with suppress(KeyboardInterrupt), merged(model):
-        assert not any(hasattr(m, "lora_A") for m in model.modules())
-        raise KeyboardInterrupt
-    assert dict(model.named_modules()) == modules  # the very same objects
-    after = state_of(model)
-    assert after.keys() == state.keys()
-    assert all(torch.equal(after[name], tensor) for name, tensor in state.items())
-    assert torch.equal(logits_of(model, asked), before)
-
-
-def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Weights, packed 4-bit ones and their scales included."""
-    return tree_map(
-        lambda value: value.clone() if isinstance(value, torch.Tensor) else value,
-        dict(model.state_dict()),
-    )
-
-
-def test_4bit_layers_without_an_adapter_are_merged_too(tiny_llama: Path) -> None:
-    model = with_adapter(tiny_llama, nf4=True, target_modules=["q_proj"])
-    asked = request_of(tiny_llama)
-    expected = logits_of(model, asked)
-    with merged(model):
-        assert not any(isinstance(m, bnb.nn.Linear4bit) for m in model.modules())
-        assert not hasattr(model.get_base_model(), "hf_quantizer") or (
-            model.get_base_model().hf_quantizer is None
-        )
-        torch.testing.assert_close(logits_of(model, asked), expected, rtol=0, atol=1e-5)
-    assert model.get_base_model().hf_quantizer is not None
-
-
-def test_an_adapter_that_is_switched_off_is_not_merged(tiny_llama: Path) -> None:
-    model, asked = with_adapter(tiny_llama), request_of(tiny_llama)
-    with model.disable_adapter():
-        expected = logits_of(model, asked)
-        with merged(model):
-            torch.testing.assert_close(logits_of(model, asked), expected, rtol=0, atol=1e-5)
-
-
-REFUSED = [
-    ({"use_dora": True}, "DoRA"),
-    ({"target_modules": ["embed_tokens", "q_proj"]}, "Embedding"),
-    ({"lora_bias": True, "target_modules": ["q_proj"]}, "bias of its own"),
-]
-
-
-@pytest.mark.parametrize(("lora", "reason"), REFUSED)
-def test_what_is_not_covered_is_not_merged(
-    lora: dict[str, Any], reason: str, tiny_qwen: Path
-) -> None:
-    model = with_adapter(tiny_qwen, **lora)
-    obstacle = why_not_merged(model)
-    assert obstacle is not None
-    assert reason in obstacle
-    sampler = Sampler("auto", scorer(model))
-    sampler.prepare(model, request_of(tiny_qwen))
-    assert sampler.engine is SAMPLING_ENGINES["adapter"]
-    with pytest.raises(InputError, match=f"{reason}.*sampling_engine: adapter"):
-        Sampler("merged", scorer(model)).prepare(model, request_of(tiny_qwen))
-
-
-def test_when_merging_is_exact(tiny_llama: Path) -> None:
-    plain = with_adapter(tiny_llama)
-    assert why_not_merged(plain) is None
-    assert is_merge_exact(plain)
-    assert not is_merge_exact(plain, torch.bfloat16)
-    assert not is_merge_exact(with_adapter(tiny_llama, dtype="bfloat16"))
-    dropping = with_adapter(tiny_llama, lora_dropout=0.1)
-    assert why_not_merged(dropping) is None
-    assert not is_merge_exact(dropping)
-
-
-@pytest.mark.parametrize("nf4", [False, True])
-def test_bytes_of_merged_weights(tiny_llama: Path, nf4: bool) -> None:
-    model = with_adapter(tiny_llama, nf4=nf4)
-    expected = merged_bytes(model)
-    names = [name for name, m in model.named_modules() if hasattr(m, "lora_A")]
-    with merged(model):
-        linears = [model.get_submodule(name) for name in names]
-        assert sum(linear.weight.nbytes for linear in linears) == expected
-    assert merged_bytes(model, torch.bfloat16) == expected // 2
 
 
 # -- log-probs ------------------------------------------------------------------------------------
@@ -238,11 +81,10 @@ def test_log_probs_of_the_loop(settings: dict[str, Any], tiny_llama: Path) -> No
     mask = asked.mask_of(sampled.completion_ids)
     assert len(set(mask.sum(dim=1).tolist())) > 2  # rows left the batch at different tokens
     score = scorer(model, settings.get("temperature", 1.0))
-    expected, _ = score(
+    expected = score(
         torch.cat([asked.input_ids, sampled.completion_ids], dim=1),
         torch.cat([asked.attention_mask, mask], dim=1),
         sampled.completion_ids.size(1),
-        False,
     )
     assert sampled.log_probs is not None
     found = sampled.log_probs[mask.bool()]
@@ -274,8 +116,30 @@ def test_fp32_weights_are_merged_without_a_test(tiny_llama: Path) -> None:
     for requested in ("auto", "merged"):
         sampler = Sampler(requested, score)
         sampler.prepare(with_adapter(tiny_llama), request_of(tiny_llama))
-        assert sampler.engine is SAMPLING_ENGINES["merged"]
+        assert sampler.engine == "merged"
         assert sampler.is_exact
+
+
+REFUSED = [
+    ({"use_dora": True}, "DoRA"),
+    ({"target_modules": ["embed_tokens", "q_proj"]}, "Embedding"),
+    ({"lora_bias": True, "target_modules": ["q_proj"]}, "separate bias"),
+]
+
+
+@pytest.mark.parametrize(("lora", "reason"), REFUSED)
+def test_an_adapter_that_cannot_be_merged_is_sampled_unmerged(
+    lora: dict[str, Any], reason: str, tiny_qwen: Path
+) -> None:
+    model = with_adapter(tiny_qwen, **lora)
+    obstacle = merge_obstacle(model)
+    assert obstacle is not None
+    assert reason in obstacle
+    sampler = Sampler("auto", scorer(model))
+    sampler.prepare(model, request_of(tiny_qwen))
+    assert sampler.engine == "adapter"
+    with pytest.raises(InputError, match=f"{reason}.*sampling_engine: adapter"):
+        Sampler("merged", scorer(model)).prepare(model, request_of(tiny_qwen))
 
 
 @pytest.fixture
@@ -293,87 +157,84 @@ def test_in_half_precision_the_engines_are_compared(
         sampler.prepare(model, asked)  # nothing more is said or tried
     (line,) = said_by("sologrpo.sampling.engines", caplog)
     assert sampler.engine is not None
-    assert line.startswith(f"sampling engine {sampler.engine.name} (adapter ")
+    assert line.startswith(f"sampling engine {sampler.engine} (adapter ")
     assert line.count("tokens/s") == 2
     assert "merged" in line
     assert "rejected" not in line
 
 
-def garbage(model: Any, request: Request, with_log_probs: bool) -> Sampled:
-    ids = torch.randint(20, 500, (len(request.input_ids), 24))
-    return Sampled(ids)  # without log-probs of its own: they are computed, and agree
+def is_merged(model: Any) -> bool:
+    return not any(hasattr(module, "lora_A") for module in model.modules())
 
 
-def greedy(model: Any, request: Request, with_log_probs: bool) -> Sampled:
-    request.config.do_sample = False
-    try:
-        done = SAMPLING_ENGINES["adapter"].run(model, request, with_log_probs)
-    finally:
-        request.config.do_sample = True
-    return done
-
-
-def wrong_log_probs(model: Any, request: Request, with_log_probs: bool) -> Sampled:
-    done = SAMPLING_ENGINES["adapter"].run(model, request, with_log_probs)
+def wrong_log_probs(done: Sampled) -> Sampled:
     assert done.log_probs is not None
     return replace(done, log_probs=done.log_probs - 0.3)
 
 
-def not_a_number(model: Any, request: Request, with_log_probs: bool) -> Sampled:
-    done = SAMPLING_ENGINES["adapter"].run(model, request, with_log_probs)
+def not_a_number(done: Sampled) -> Sampled:
     assert done.log_probs is not None
     return replace(done, log_probs=done.log_probs * math.nan)
 
 
-def raising(model: Any, request: Request, with_log_probs: bool) -> Sampled:
+def raising(done: Sampled) -> Sampled:
     raise NotImplementedError("no kernel for this\nwith details")
 
 
-def out_of_memory(model: Any, request: Request, with_log_probs: bool) -> Sampled:
+def out_of_memory(done: Sampled) -> Sampled:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
 
 
 BROKEN = [
-    (garbage, "not those of the policy"),
-    (greedy, "not those of the policy"),
-    (wrong_log_probs, "0.3.. nats a token off the trainer"),
+    (wrong_log_probs, r"0\.[23].. nats a token off the trainer"),
     (not_a_number, "nan nats"),
     (raising, "NotImplementedError: no kernel for this$"),
     (out_of_memory, "OutOfMemoryError: CUDA out of memory"),
 ]
 
 
-@pytest.fixture
-def broken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Makes a broken engine a candidate, before the one that works."""
-    engine = Engine("broken", request.param, merges=False)
-    monkeypatch.setitem(SAMPLING_ENGINES, "broken", engine)
-    monkeypatch.setattr(engines, "ON_CPU", ("broken", "merged"))
-    return "broken"
+def break_engine(
+    monkeypatch: pytest.MonkeyPatch, how: Callable[[Sampled], Sampled], merged: bool = True
+) -> None:
+    """Spoil what one of the engines samples."""
+
+    def broken(model: Any, *args: Any) -> Sampled:
+        done = sample_fast(model, *args)
+        return how(done) if is_merged(model) == merged else done
+
+    monkeypatch.setattr(engines, "sample_fast", broken)
 
 
-@pytest.mark.parametrize(("broken", "reason"), BROKEN, indirect=["broken"])
-def test_a_broken_engine_is_rejected_and_another_taken(
-    broken: str,
+@pytest.mark.parametrize(("how", "reason"), BROKEN)
+@pytest.mark.parametrize("engine", ["adapter", "merged"])
+def test_a_broken_engine_is_rejected_and_the_other_taken(
+    engine: str,
+    how: Callable[[Sampled], Sampled],
     reason: str,
     half_precision: tuple[PeftModel, Request],
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model, asked = half_precision
+    break_engine(monkeypatch, how, merged=engine == "merged")
     sampler = Sampler("auto", scorer(model))
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
     with caplog.at_level(logging.WARNING, "sologrpo.sampling.engines"):
         sampler.prepare(model, asked)
-    assert sampler.engine is SAMPLING_ENGINES["merged"]
+    assert torch.equal(torch.get_rng_state(), state)  # the test draws no number of the run
+    assert sampler.engine == ("adapter" if engine == "merged" else "merged")
     (line,) = said_by("sologrpo.sampling.engines", caplog)
-    rejected, others = line.split("; merged ")
-    assert re.search(f"broken rejected: .*{reason}", rejected)
-    assert "tokens/s" in others
-    # Asked for by name, it ends the run, and the line says what to write instead.
-    with pytest.raises(InputError) as caught:
-        Sampler(broken, scorer(model)).prepare(model, asked)
-    said, mend = str(caught.value).split("; set ")
-    assert re.search(f"^sampling_engine broken: .*{reason}", said)
-    assert mend == "sampling_engine: adapter"
+    adapter, merged = line.removesuffix(")").split("; merged ")
+    rejected, other = (merged, adapter) if engine == "merged" else (adapter, merged)
+    assert re.search(f"rejected: .*{reason}", rejected)
+    assert "tokens/s" in other
+    if engine == "merged":  # requested by name, it ends the run with what to write instead
+        with pytest.raises(InputError) as caught:
+            Sampler("merged", scorer(model)).prepare(model, asked)
+        problem, fix = str(caught.value).split("; set ")
+        assert re.search(f"^sampling_engine merged: .*{reason}", problem)
+        assert fix == "sampling_engine: adapter"
 
 
 def test_too_little_memory_to_merge(
@@ -385,91 +246,21 @@ def test_too_little_memory_to_merge(
     monkeypatch.setattr(engines, "free_bytes", lambda device: merged_bytes(model))
     sampler = Sampler("auto", scorer(model))
     sampler.prepare(model, asked)
-    assert sampler.engine is SAMPLING_ENGINES["adapter"]
+    assert sampler.engine == "adapter"
     assert "GiB are free" in caplog.text
     with pytest.raises(InputError, match="GiB are free; set sampling_engine: adapter"):
         Sampler("merged", scorer(model)).prepare(model, asked)
 
 
-def test_the_test_leaves_the_random_numbers_alone(
-    half_precision: tuple[PeftModel, Request], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, asked = half_precision
-    monkeypatch.setitem(SAMPLING_ENGINES, "broken", Engine("broken", raising))
-    monkeypatch.setattr(engines, "ON_CPU", ("broken", "merged"))
-    done = []
-    for requested in ("auto", "merged"):
-        sampler = Sampler(requested, scorer(model))
-        torch.manual_seed(3)
-        state = torch.get_rng_state()
-        sampler.prepare(model, asked)
-        assert torch.equal(torch.get_rng_state(), state)
-        assert sampler.engine is SAMPLING_ENGINES["merged"]
-        with sampler.weights(model):
-            done.append(sampler.sample(model, asked))
-    assert torch.equal(done[0].completion_ids, done[1].completion_ids)
-    assert torch.equal(done[0].log_probs, done[1].log_probs)
-
-
-# -- transformers' engines ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["merged", "static", "continuous"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_engines_agree_greedily(name: str, family: str, request: pytest.FixtureRequest) -> None:
+def test_engines_agree_greedily(family: str, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(family)
     model, asked = with_adapter(path), request_of(path, do_sample=False)
-    adapter = SAMPLING_ENGINES["adapter"].run(model, asked, False)
+    prompts = asked.input_ids, asked.attention_mask, asked.config
+    adapter = sample_fast(model, *prompts).completion_ids
     with merged(model):
-        other = SAMPLING_ENGINES[name].run(model, asked, False)
-    mask = asked.mask_of(adapter.completion_ids)
-    assert torch.equal(asked.mask_of(other.completion_ids), mask)
-    assert len(set(mask.sum(dim=1).tolist())) > 1
-    for one, two, keep in zip(
-        adapter.completion_ids, other.completion_ids, mask.bool(), strict=True
-    ):
-        assert one[keep].tolist() == two[keep].tolist()
-
-
-@pytest.mark.parametrize("name", ["static", "continuous"])
-def test_transformers_engines_pass_the_test_and_get_log_probs(name: str, tiny_llama: Path) -> None:
-    model, asked = with_adapter(tiny_llama), request_of(tiny_llama, temperature=0.8)
-    model.eval()
-    score = scorer(model, 0.8)
-    sampler = Sampler(name, score)
-    sampler.prepare(model, asked)
-    assert sampler.engine is SAMPLING_ENGINES[name]
-    assert not sampler.is_exact
-    seeded = []
-    for _ in range(2):
-        torch.manual_seed(5)
-        with sampler.weights(model):
-            seeded.append(sampler.sample(model, asked))
-    assert torch.equal(seeded[0].completion_ids, seeded[1].completion_ids)
-    ids, log_probs = seeded[0].completion_ids, seeded[0].log_probs
-    mask = asked.mask_of(ids)
-    expected, _ = score(
-        torch.cat([asked.input_ids, ids], dim=1),
-        torch.cat([asked.attention_mask, mask], dim=1),
-        ids.size(1),
-        False,
-    )
-    assert log_probs is not None
-    found, expected = log_probs[mask.bool()], expected[mask.bool()]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-    assert not model.training
-
-
-def test_stop_strings_reach_the_static_engine(tiny_llama: Path) -> None:
-    model, asked = with_adapter(tiny_llama), request_of(tiny_llama, do_sample=False)
-    tokenizer = load_tokenizer(str(tiny_llama))
-    whole = SAMPLING_ENGINES["adapter"].run(model, asked, False).completion_ids
-    stopping = replace(asked, stops=StopStrings(tokenizer, [tokenizer.decode(whole[-1, 4])]))
-    stopped = SAMPLING_ENGINES["static"].run(model, stopping, False).completion_ids
-    expected = SAMPLING_ENGINES["adapter"].run(model, stopping, False).completion_ids
-    mask = stopping.mask_of(expected)
-    assert torch.equal(stopping.mask_of(stopped), mask)
-    assert mask.sum() < asked.mask_of(whole).sum()
+        assert torch.equal(sample_fast(model, *prompts).completion_ids, adapter)
+    assert len(set(asked.mask_of(adapter).sum(dim=1).tolist())) > 1
 
 
 # -- batches and memory ---------------------------------------------------------------------------
@@ -479,13 +270,12 @@ def test_stop_strings_reach_the_static_engine(tiny_llama: Path) -> None:
 def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Rows of every batch that the loop samples."""
     sizes: list[int] = []
-    original = SAMPLING_ENGINES["merged"].run
 
-    def run(model: Any, request: Request, with_log_probs: bool) -> Sampled:
-        sizes.append(len(request.input_ids))
-        return original(model, request, with_log_probs)
+    def counted(model: Any, input_ids: torch.Tensor, *args: Any) -> Sampled:
+        sizes.append(len(input_ids))
+        return sample_fast(model, input_ids, *args)
 
-    monkeypatch.setitem(SAMPLING_ENGINES, "merged", Engine("merged", run))
+    monkeypatch.setattr(engines, "sample_fast", counted)
     return sizes
 
 
@@ -560,16 +350,16 @@ def test_out_of_memory_halves_the_batches(
 ) -> None:
     model, asked = with_adapter(tiny_llama), request_of(tiny_llama, do_sample=False)
     expected = sample(model, asked).completion_ids
-    original, tried = SAMPLING_ENGINES["merged"].run, []
+    tried = []
 
-    def run(model: Any, request: Request, with_log_probs: bool) -> Sampled:
-        tried.append(len(request.input_ids))
+    def run(model: Any, input_ids: torch.Tensor, *args: Any) -> Sampled:
+        tried.append(len(input_ids))
         # The second batch of eight finds less memory than the first.
-        if len(request.input_ids) > (8 if len(tried) < 3 else 4):
+        if len(input_ids) > (8 if len(tried) < 3 else 4):
             raise torch.OutOfMemoryError
-        return original(model, request, with_log_probs)
+        return sample_fast(model, input_ids, *args)
 
-    monkeypatch.setitem(SAMPLING_ENGINES, "merged", Engine("merged", run))
+    monkeypatch.setattr(engines, "sample_fast", run)
     with caplog.at_level(logging.WARNING, "sologrpo.model.memory"):
         assert torch.equal(sample(model, asked).completion_ids, expected)
     assert tried == [16, 8, 8, 4, 4]
@@ -578,20 +368,20 @@ def test_out_of_memory_halves_the_batches(
     assert second.startswith("out of memory in sampling")
 
 
-def test_one_row_that_does_not_fit_is_an_error(
-    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [(out_of_memory, torch.OutOfMemoryError), (raising, NotImplementedError)],
+    ids=["a single row out of memory", "another error"],
+)
+def test_an_error_that_smaller_batches_cannot_fix_ends_the_run(
+    how: Callable[[Sampled], Sampled],
+    error: type[Exception],
+    tiny_llama: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(SAMPLING_ENGINES, "merged", Engine("merged", out_of_memory))
-    with pytest.raises(torch.OutOfMemoryError):
-        sample(with_adapter(tiny_llama), request_of(tiny_llama))
-
-
-def test_other_errors_are_not_taken_for_a_lack_of_memory(
-    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(SAMPLING_ENGINES, "merged", Engine("merged", raising))
-    with pytest.raises(NotImplementedError):
-        sample(with_adapter(tiny_llama), request_of(tiny_llama))
+    break_engine(monkeypatch, how)
+    with pytest.raises(error):
+        sample(with_adapter(tiny_llama), request_of(tiny_llama, new_tokens=1))
 
 
 def test_batches_are_made_to_fit_into_memory(
@@ -609,153 +399,9 @@ def test_batches_are_made_to_fit_into_memory(
     assert batches == [8, 8]
 
 
-# -- in the trainer -------------------------------------------------------------------------------
-
-
-def trained(
-    path: Path, output: Path, watch: Callable[[Any], None] = lambda trainer: None, **settings: Any
-) -> tuple[Any, list[dict[str, Any]]]:
-    """Train a step; the trainer and the batches that it trained on."""
-    args = config(output, logging_steps=1, **settings)
-    trainer = make_trainer(SoloGRPOTrainer, path, args, digit_share)
-    seen: list[dict[str, Any]] = []
-    original = trainer._prepare_inputs
-    trainer._prepare_inputs = lambda inputs: seen.append(original(inputs)) or seen[-1]
-    watch(trainer)
-    trainer.train()
-    return trainer, seen
-
-
-INEXACT = [
-    {"bf16": True, "sampling_engine": "merged"},
-    {"sampling_engine": "static"},
-    {"sampling_engine": "continuous"},
-    {"bf16": True, "sampling_engine": "merged", "max_resample_rounds": 1},
-    {"bf16": True, "sampling_engine": "merged", "num_iterations": 2, "max_steps": 2},
-]
-
-
-@pytest.mark.parametrize("settings", INEXACT)
-def test_an_inexact_engine_is_corrected_for(
-    settings: dict[str, Any], tiny_llama: Path, tmp_path: Path
-) -> None:
-    trainer, batches = trained(tiny_llama, tmp_path, temperature=0.9, **settings)
-    assert not trainer._sampler.is_exact
-    for batch in batches:
-        assert torch.equal(batch["old_per_token_logps"], batch["sampling_per_token_logps"])
-        mask = batch["completion_mask"].bool()
-        assert batch["old_per_token_logps"].shape == mask.shape
-        assert (batch["old_per_token_logps"][mask] < 0).all()
-    first = trainer.state.log_history[0]
-    assert first["ratio/mean"] == pytest.approx(1, abs=0.02)
-    assert first["ratio/min"] > 0.5
-    assert first["ratio/max"] < 2
-    if settings.get("bf16"):
-        assert first["ratio/min"] < 1 < first["ratio/max"]
-    assert abs(first["sampling/kl"]) < 0.02
-    assert unexplained([first]) == set()
-
-
-@pytest.mark.parametrize(("engine", "passes"), [("merged", 0), ("adapter", 1)])
-def test_old_log_probs_are_not_computed_twice(
-    engine: str, passes: int, tiny_llama: Path, tmp_path: Path
-) -> None:
-    scored = []
-
-    def watch(trainer: Any) -> None:
-        original = trainer._log_probs
-        trainer._log_probs = lambda *args: scored.append(args) or original(*args)
-
-    settings = {"bf16": True, "num_iterations": 2, "max_steps": 2, "sampling_engine": engine}
-    trained(tiny_llama, tmp_path, watch, **settings)
-    assert len(scored) == passes
-
-
-def test_an_exact_engine_needs_no_correction(tiny_llama: Path, tmp_path: Path) -> None:
-    for engine in ("auto", "adapter"):
-        trainer, (batch,) = trained(tiny_llama, tmp_path, sampling_engine=engine)
-        assert trainer._sampler.is_exact
-        assert "old_per_token_logps" not in batch
-        assert "sampling_per_token_logps" not in batch
-        logs = trainer.state.log_history[0]
-        assert logs["ratio/min"] == logs["ratio/max"] == 1
-        assert "sampling/kl" not in logs
-
-
-@pytest.mark.parametrize("engine", ["adapter", "merged"])
-def test_validation_uses_the_weights_of_the_engine(
-    engine: str, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    args = config(tmp_path, sampling_engine=engine)
-    trainer = make_trainer(SoloGRPOTrainer, tiny_llama, args, digit_share)
-    has_adapter: list[bool] = []
-
-    def evaluate(model: Any, *args: Any) -> dict[str, float]:
-        has_adapter.append(any(hasattr(m, "lora_A") for m in model.modules()))
-        return {"accuracy": 0.0}
-
-    monkeypatch.setattr("sologrpo.training.trainer.evaluate_greedily", evaluate)
-    trainer.evaluate(trainer.train_dataset)
-    assert has_adapter == [engine == "adapter"]
-
-
-def test_an_engine_for_a_call_that_it_does_not_cover(tiny_llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="sampling_engine static covers plain sampling"):
-        trained(tiny_llama, tmp_path, sampling_engine="static", repetition_penalty=1.1)
-
-
-@pytest.mark.parametrize("off", [0.0, 0.5])
-def test_vllm_is_compared_at_the_first_batch(off: float, tiny_llama: Path, tmp_path: Path) -> None:
-    """With a stand-in for vLLM that samples with our loop, and is off by so many nats."""
-
-    def stand_in(trainer: Any) -> None:
-        model = trainer.model
-
-        def generate(prompts: list[list[int]], **kwargs: Any) -> Any:
-            padded = trainer.processing_class.pad({"input_ids": prompts}, return_tensors="pt")
-            asked = Request(
-                padded["input_ids"], padded["attention_mask"], trainer.generation_config,
-                trainer._stops,
-            )  # fmt: skip
-            done = SAMPLING_ENGINES["adapter"].run(model, asked, True)
-            lengths = asked.mask_of(done.completion_ids).sum(dim=1).tolist()
-            log_probs = [
-                [[p - off] for p in row[:n]]
-                for row, n in zip(done.log_probs.tolist(), lengths, strict=True)
-            ]
-            pairs = zip(done.completion_ids.tolist(), lengths, strict=True)
-            return prompts, [row[:n] for row, n in pairs], log_probs, None
-
-        trainer.use_vllm, trainer._last_loaded_step = True, -1
-        trainer.vllm_generation = SimpleNamespace(generate=generate, sync_weights=lambda: None)
-
-    if off:
-        with pytest.raises(InputError, match=r"vLLM is 0\.5.. nats a token off .* use_vllm: false"):
-            trained(tiny_llama, tmp_path, stand_in)
-    else:
-        trainer, (batch,) = trained(tiny_llama, tmp_path, stand_in)
-        assert trainer._vllm_is_checked
-        # TRL corrects for vLLM by itself, with old log-probs of its own.
-        torch.testing.assert_close(
-            batch["old_per_token_logps"] * batch["completion_mask"],
-            batch["sampling_per_token_logps"], rtol=0, atol=1e-4,
-        )  # fmt: skip
+# -- vLLM -----------------------------------------------------------------------------------------
 
 
 def test_vllm_without_a_log_prob_of_a_token() -> None:
     sampled = torch.tensor([[-1.0, math.nan, -9.0]])
     check_vllm(sampled, torch.tensor([[-1.01, -2.0, -3.0]]), torch.tensor([[1, 1, 0]]))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sampling_engine": "fast"}, "unknown sampling_engine 'fast': use one of auto, adapter"),
-        ({"sampling_token_budget": 0}, "sampling_token_budget 0: give at least 1"),
-        ({"sampling_engine": "static", "use_vllm": True}, "both say what samples"),
-        ({"use_transformers_continuous_batching": True}, "set sampling_engine: continuous"),
-    ],
-)
-def test_settings_that_cannot_work(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=message):
-        config(tmp_path, **settings)
