@@ -280,7 +280,7 @@ def replace_between_marks(document: str, text: str) -> str:
 
 
 def check_packages() -> None:
-    """Exit with one line that says what to install if a grader's package is missing."""
+    """Exit with the command to install, if a grader's package is missing."""
     missing = [package for module, package in NEEDED.items() if find_spec(module) is None]
     if missing:
         sys.exit(f"error: a grader is not installed: pip install {' '.join(missing)}")
