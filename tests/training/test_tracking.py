@@ -140,7 +140,7 @@ def test_a_hub_that_refuses_in_the_middle(
         assert files["adapter_model.safetensors"] == adapter
         assert not any("training_args" in name for name in files)
     else:
-        fix = f"python -m sologrpo.export.export --run {tmp_path / 'run'} --push_to_hub ana/mine"
+        fix = f"sologrpo export --run {tmp_path / 'run'} --push_to_hub ana/mine"
         assert fix in printed
         assert files == {}
 
