@@ -56,11 +56,6 @@ class GroupRewards:
         """Which groups carry no signal, (P,) booleans."""
         return degenerate_groups(self.rewards_BR, self.weights_R, self.num_generations)
 
-    @property
-    def right_B(self) -> torch.Tensor | None:
-        """Which completions are right, (B,) booleans; None if no reward tells."""
-        return None if self.outcome is None else self.scores_BR[:, self.outcome] >= RIGHT
-
     def exact_advantages(
         self, advantages_B: torch.Tensor, own: slice, epsilon: float, scale_by_group: bool
     ) -> torch.Tensor:
@@ -85,8 +80,9 @@ class GroupRewards:
         """Return what is logged of the rewards besides TRL's own figures."""
         sums_B = weighted_sums(self.rewards_BR, self.weights_R)
         logged = {"reward_min": nanmin(sums_B).item(), "reward_max": nanmax(sums_B).item()}
-        if self.right_B is not None:
-            right_PG = self.right_B.view(-1, self.num_generations)
+        if self.outcome is not None:
+            right_B = self.scores_BR[:, self.outcome] >= RIGHT
+            right_PG = right_B.view(-1, self.num_generations)
             for name, same_P in (("right", right_PG.all(dim=1)), ("wrong", ~right_PG.any(dim=1))):
                 share = (self.degenerate_P & same_P).float().mean().item()
                 logged[f"degenerate/all_{name}"] = share

@@ -35,9 +35,9 @@ from sologrpo.sampling.stopping import StopStrings
 from sologrpo.training.advantages import GroupRewards, find_outcome
 from sologrpo.training.checkpoint import (
     EpochSampler,
-    generation_state,
     generation_state_file,
-    restore_generation_state,
+    load_generation_state,
+    save_generation_state,
 )
 from sologrpo.training.drop_in import (
     as_solo_config,
@@ -223,10 +223,10 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             return batch
         generation, rounds = self._sample_groups(inputs), self.args.max_resample_rounds
         if rounds:
-            replaced_groups = replace_degenerate_groups(
+            n_replaced = replace_degenerate_groups(
                 generation, self._sample_others, rounds, self._logs, self._tokenizer.pad_token_id
             )
-            self._metrics["train"]["resampled_groups"].append(replaced_groups)
+            self._metrics["train"]["resampled_groups"].append(n_replaced)
         return generation.inputs
 
     def _sample_groups(self, inputs: list[dict[str, Any]]) -> GenerationBatch:
@@ -318,26 +318,6 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             column = self._logs["rewards"][name]
             for row, score in enumerate(scores_B.tolist(), start=-len(scores_B)):
                 column[row] = score
-
-    def sample_and_score(
-        self, rows: list[dict[str, Any]]
-    ) -> tuple[Batch, dict[str, float], float | None]:
-        """Sample and score completions that are not trained on.
-
-        Args:
-            rows: rows of the data set, each as often as a group has completions.
-
-        Returns:
-            TRL's batch, what would be logged of it, and the share of right completions, or None if
-            no reward tells right from wrong.
-        """
-        self.model.train()
-        with torch.no_grad():
-            generation = self._sample_groups(rows)
-        logged = {name: float(values[-1]) for name, values in self._metrics["train"].items()}
-        self._metrics["train"].clear()
-        right_B = generation.rewards.right_B
-        return generation.inputs, logged, None if right_B is None else right_B.float().mean().item()
 
     # -- packed loss ----------------------------------------------------------------------------
 
@@ -463,7 +443,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         # transformers 5.23.0, trainer.py:3395: before `trainer_state.json`, which closes a
         # checkpoint.
         super()._save_rng_state(output_dir)
-        torch.save(generation_state(self), generation_state_file(output_dir, self.args))
+        save_generation_state(self, Path(output_dir))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         # transformers 5.23.0, trainer.py:1849 and 1881: once in a resumed run, before its first
@@ -471,12 +451,10 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         super()._load_rng_state(checkpoint)
         if checkpoint is None:
             return
-        file = generation_state_file(checkpoint, self.args)
-        if not Path(file).is_file():
+        if generation_state_file(Path(checkpoint), self.args).is_file():
+            load_generation_state(self, Path(checkpoint))
+        else:
             self._leave_to_trl("resuming", "the checkpoint was not written by SoloGRPOTrainer")
-            return
-        state = torch.load(file, map_location=self.args.device, weights_only=True)
-        restore_generation_state(self, state)
 
     # -- evaluation -----------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import trl.trainer.utils as trl_utils
 from test_metrics import unexplained
 
 from fixed_rollouts import config, make_trainer
@@ -15,12 +14,6 @@ from sologrpo.errors import InputError
 from sologrpo.sampling.decoding import Request, generate_fast
 from sologrpo.training.trainer import SoloGRPOTrainer
 from tiny import digit_share
-
-
-@pytest.fixture(autouse=True)
-def _stock_language_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Our trainer flips this flag for the whole process; each test starts as TRL ships it.
-    monkeypatch.setattr(trl_utils, "_use_triton", trl_utils._use_triton)
 
 
 def trained(

@@ -89,7 +89,7 @@ def test_a_tracker_whose_server_is_lost_in_the_middle(
     (folder,) = (tmp_path / "wandb").glob("run-*")
     assert list(folder.glob("*.wandb"))
     printed = " ".join(ended.stdout.split())
-    assert (f"bring it there with `wandb sync {folder}`" in printed) == lost
+    assert (f"finish it with `wandb sync {folder}`" in printed) == lost
 
 
 def test_a_tracker_without_a_login(config_file: Path, tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_a_hub_that_refuses_in_the_middle(
         assert files["adapter_model.safetensors"] == adapter
         assert not any("training_args" in name for name in files)
     else:
-        mend = f"python -m sologrpo.export.export --run {tmp_path / 'run'} --push_to_hub ana/mine"
-        assert mend in printed
+        fix = f"sologrpo export --run {tmp_path / 'run'} --push_to_hub ana/mine"
+        assert fix in printed
         assert files == {}
 
 

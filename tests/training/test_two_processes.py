@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import trl.trainer.utils as trl_utils
 
 from fixed_rollouts import config, relative_gap
 from sologrpo.files import METRICS
@@ -22,12 +21,6 @@ SCRIPT = Path(__file__).parents[1] / "two_processes.py"
 LAUNCH = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
 # What a process measures of itself.
 OWN_FIGURES = ("time/", "tokens_per_second/", "memory/", "step_time")
-
-
-@pytest.fixture(autouse=True)
-def _stock_language_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Our trainer flips this flag for the whole process.
-    monkeypatch.setattr(trl_utils, "_use_triton", trl_utils._use_triton)
 
 
 @pytest.fixture(scope="module")
