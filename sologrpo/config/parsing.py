@@ -20,7 +20,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from trl import ModelConfig, TrlParser
 
-from rewards import check_is_list, name_of_spec
+from rewards import check_is_list, make_importable, name_of_spec
 from sologrpo.config.arguments import (
     LOSS_TYPES,
     ONE_GPU_DEFAULTS,
@@ -29,7 +29,7 @@ from sologrpo.config.arguments import (
     SoloGRPOConfig,
 )
 from sologrpo.errors import InputError, first_line
-from sologrpo.files import ENVIRONMENT, RUN_CONFIG
+from sologrpo.files import ENVIRONMENT, RUN_CONFIG, recipes
 from sologrpo.prompts import PROMPT_FORMATS
 
 # Where a setting can come from, beside a config file.
@@ -119,6 +119,8 @@ def parse_config(
     known = {action.dest for action in parser._actions} | {"config", "env"}
     config_path = _config_path(args)
     content = _read_yaml_mapping(config_path) if config_path else {}
+    if config_path:
+        make_importable(config_path.parent)  # a reward module may be next to the config
     given = [arg[2:].split("=")[0] for arg in args if arg.startswith("--")]
     for key in (*content, *given):
         _check_known(key, known)
@@ -165,14 +167,17 @@ def _config_path(args: list[str]) -> Path | None:
         return None
     index = args.index("--config") + 1
     if index == len(args):
-        raise InputError("--config needs a file, for example --config configs/quickstart.yaml")
+        raise InputError("--config needs a recipe or a file, for example --config quickstart")
+    if not Path(args[index]).is_file() and args[index] in recipes():
+        args[index] = str(recipes()[args[index]])
     return Path(args[index])
 
 
 def _read_yaml_mapping(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        have = sorted(str(p) for p in Path("configs").glob("*.yaml"))
-        raise InputError(f"no config file {path}; there are: {', '.join(have) or 'none here'}")
+        raise InputError(
+            f"no config file {path}: give a file, or one of the recipes {', '.join(recipes())}"
+        )
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -439,11 +439,11 @@ def _note_in_results(export: Export, gaps: list[Gap]) -> None:
 
 
 @one_line_errors
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Export without evaluating."""
     quiet_libraries()
     prepare_cpu()
-    arguments, rest = take_export_arguments(sys.argv[1:])
+    arguments, rest = take_export_arguments(sys.argv[1:] if argv is None else argv)
     export = begin_export(arguments, parse_evaluation(rest, arguments.merge_into))
     if export is None:
         raise InputError(

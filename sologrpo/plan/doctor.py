@@ -1,4 +1,4 @@
-"""Look at this machine before a run: `make doctor`, or `python -m sologrpo.plan.doctor`.
+"""Check whether this machine can train: `sologrpo doctor`, or `make doctor` in a checkout.
 
 One line for each thing that a run needs or can use: `ok`, `warning` (a run works, but not as well,
 or not every recipe) or `error` (it will not work), and then how to mend it. Exits with 1 if there
@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -206,10 +206,12 @@ def examine(check: Callable[[], Finding]) -> Finding:
         return Finding("error", f"{type(error).__name__}: {reason}"[:300], "make clean setup")
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Print what each check finds; 1 if one of them is an error."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="sologrpo doctor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.parse_args(argv)
     quiet_libraries()
@@ -228,7 +230,3 @@ def main(argv: list[str] | None = None) -> int:
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:.1f} GiB"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

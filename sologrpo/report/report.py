@@ -315,10 +315,10 @@ def first_line(text: Any, limit: int = 110) -> str:
 
 
 @one_line_errors
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Command line: the report of one run directory, or the comparison of several."""
     parser = argparse.ArgumentParser(
-        prog="python -m sologrpo.report.report",
+        prog="sologrpo report",
         description="Write report.html into a run directory, or one page that compares several.",
     )
     parser.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="such as runs/x")
@@ -328,7 +328,7 @@ def main() -> None:
         metavar="FILE",
         help="page of several runs (default: comparison.html beside the first)",
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if len(arguments.run_dirs) > 1:
         print(write_comparison(arguments.run_dirs, arguments.output))
     elif arguments.output:

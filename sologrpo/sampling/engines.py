@@ -31,15 +31,14 @@ from transformers import GenerationConfig, PreTrainedModel
 from sologrpo.config.arguments import SAMPLING_ENGINES
 from sologrpo.errors import InputError, first_line
 from sologrpo.model.memory import TokenBudget, free_bytes, release_unused
-from sologrpo.sampling.loop import (
-    Sampled,
+from sologrpo.model.merging import (
     is_merge_exact,
+    merge_obstacle,
     merged,
     merged_bytes,
-    sample_fast,
-    why_not_merged,
     working_dtype,
 )
+from sologrpo.sampling.loop import Sampled, sample_fast
 from sologrpo.sampling.stopping import StopStrings
 
 logger = logging.getLogger(__name__)
@@ -205,7 +204,7 @@ class Sampler:
         return fastest
 
     def _merge_obstacle(self, model: Model) -> str | None:
-        obstacle = why_not_merged(model)
+        obstacle = merge_obstacle(model)
         if obstacle is not None:
             return obstacle
         needed, free = merged_bytes(model, self._half), free_bytes(model.device)
@@ -272,7 +271,7 @@ class Sampler:
     def sample(self, model: Model, request: Request) -> Sampled:
         """Sample all rows, in batches of whole groups where memory does not hold all at once.
 
-        If memory runs out, the batches get half as large, and those that are done are kept.
+        If memory runs out, the batches are halved, and completed ones are kept.
         """
         parts: list[Sampled] = []
         start, end = 0, len(request.input_ids)
@@ -280,14 +279,9 @@ class Sampler:
             rest = request.rows(slice(start, end))
             batch = rest.rows(slice(0, self._rows_of_next_batch(model, rest)))
             rows = len(batch.input_ids)
-            try:
+            with self._budget.halved_if_out_of_memory(rows * batch.width, rows):
                 parts.append(_sample(model, batch, with_log_probs=not self._is_exact))
-            except Exception as error:
-                self._budget.halve(error, rows * batch.width, rows)
-            else:
                 start += rows
-                continue
-            release_unused()  # here, where the error no longer holds what the batch had computed
         return _joined(parts, int(request.config.pad_token_id))
 
     def _rows_of_next_batch(self, model: Model, request: Request) -> int:

@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sologrpo.model.loading import end_token_ids
-from sologrpo.model.memory import TokenBudget, release_unused
+from sologrpo.model.memory import TokenBudget
 from sologrpo.sampling.loop import can_generate_fast, generate_fast
 from sologrpo.sampling.stopping import StopStrings
 from sologrpo.scoring.records import END_TOKEN, LENGTH, STOP_STRING
@@ -98,17 +98,13 @@ def generate_in_batches(
             batch = order[: max(1, budget.tokens // width)]
             if config.do_sample:
                 torch.manual_seed(seed + len(order))
-            done: list[Completion] | None = None
-            try:
+            done: list[Completion] = []
+            with budget.halved_if_out_of_memory(width * len(batch), rows=len(batch)):
                 ids = [list(prompts[i]) for i in batch]
                 done = _generate_batch(model, tokenizer, ids, config, stops)
-            except (RuntimeError, MemoryError) as error:
-                budget.halve(error, largest=width * len(batch), rows=len(batch))
-            if done is None:  # behind the except clause: the error holds on to the batch's memory
-                release_unused()
-                continue
-            order = order[len(batch) :]
-            yield list(zip(batch, done, strict=True))
+                order = order[len(batch) :]
+            if done:
+                yield list(zip(batch, done, strict=True))
     finally:
         model.train(was_training)
 

@@ -4,21 +4,15 @@
 key-value cache at every token, and goes on with all rows until the last one ends. This loop gives
 the same distribution without the three. What it does not cover is left to `generate`.
 
-`merged` puts the adapter into the weights for as long as completions are sampled.
-
 Shapes: P distinct prompts, B = P x G rows, T tokens, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import bitsandbytes as bnb
 import torch
 from peft import PeftModel
-from peft.tuners.lora import LoraLayer
-from peft.utils.integrations import dequantize_bnb_weight
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.generation import (
@@ -231,107 +225,3 @@ def _draw(logits_BV: torch.Tensor) -> torch.Tensor:
     threshold = torch.rand_like(cumulative[:, :1]) * cumulative[:, -1:]
     drawn = torch.searchsorted(cumulative, threshold, right=True)
     return drawn.squeeze(1).clamp(max=logits_BV.size(1) - 1)
-
-
-# -- merged weights -------------------------------------------------------------------------------
-
-
-@contextmanager
-def merged(model: PreTrainedModel | PeftModel, dtype: torch.dtype | None = None) -> Iterator[None]:
-    """Within, plain linear layers hold the weights with the adapter added; after, all is as before.
-
-    Saves unpacking 4-bit weights, and the two small products of every LoRA layer, at every token.
-    The sum is made in fp32 and rounded once, to `dtype`. The original layers are not touched, so
-    that the merged ones need memory of their own: `merged_bytes`.
-
-    Args:
-        model: one for which `why_not_merged` knows no reason.
-        dtype: of the merged weights; None for that of the model's embedding, which is what its
-            layers work in.
-    """
-    dtype = dtype or working_dtype(model)
-    replaced: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
-    try:
-        for parent, name, layer in _layers_to_merge(model):
-            linear = _merged_linear(layer, dtype)
-            replaced.append((parent, name, layer))
-            setattr(parent, name, linear)
-        yield
-    finally:
-        for parent, name, layer in replaced:
-            setattr(parent, name, layer)
-
-
-def why_not_merged(model: PreTrainedModel | PeftModel) -> str | None:
-    """Say what `merged` does not cover in this model; None if it covers it."""
-    for module in model.modules():
-        if not isinstance(module, LoraLayer):
-            continue
-        base = module.get_base_layer()
-        if type(base) not in (torch.nn.Linear, bnb.nn.Linear4bit):
-            return f"LoRA on a layer of type {type(base).__name__}"
-        if any(module.use_dora.values()):
-            return "DoRA scales the weights as well"
-        if module.lora_variant:
-            return "a variant of LoRA"
-        if any(module.lora_bias.values()):
-            return "LoRA with a bias of its own"
-    return None
-
-
-def is_merge_exact(model: PreTrainedModel | PeftModel, dtype: torch.dtype | None = None) -> bool:
-    """Whether `merged` is the policy that is trained, up to the order of fp32 sums.
-
-    Half precision rounds the sum, which the unmerged adapter's forward pass does not. Dropout acts
-    on the adapter in training mode, and cannot in merged weights.
-    """
-    dropout = any(
-        getattr(dropout, "p", 0.0)
-        for module in model.modules()
-        if isinstance(module, LoraLayer)
-        for dropout in module.lora_dropout.values()
-    )
-    return (dtype or working_dtype(model)) == torch.float32 and not dropout
-
-
-def merged_bytes(model: PreTrainedModel | PeftModel, dtype: torch.dtype | None = None) -> int:
-    """Bytes that `merged` needs on top of the model."""
-    size = (dtype or working_dtype(model)).itemsize
-    layers = (_base_of(layer) for _, _, layer in _layers_to_merge(model))
-    return sum(size * layer.in_features * layer.out_features for layer in layers)
-
-
-def working_dtype(model: PreTrainedModel | PeftModel) -> torch.dtype:
-    """The number format in which hidden states run through the model."""
-    dtype: torch.dtype = model.get_input_embeddings().weight.dtype
-    return dtype
-
-
-def _layers_to_merge(
-    module: torch.nn.Module,
-) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Module]]:
-    """(parent, name, layer) of the layers with an adapter or 4-bit weights."""
-    for name, child in list(module.named_children()):
-        if isinstance(child, LoraLayer | bnb.nn.Linear4bit):
-            yield module, name, child
-        else:
-            yield from _layers_to_merge(child)
-
-
-def _base_of(layer: torch.nn.Module) -> Any:
-    return layer.get_base_layer() if isinstance(layer, LoraLayer) else layer
-
-
-@torch.no_grad()
-def _merged_linear(layer: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Linear:
-    base = _base_of(layer)
-    is_4bit = isinstance(base, bnb.nn.Linear4bit)
-    weight = dequantize_bnb_weight(base.weight) if is_4bit else base.weight
-    if isinstance(layer, LoraLayer) and not layer.disable_adapters:
-        active = (name for name in layer.active_adapters if name in layer.lora_A)
-        weight = weight.float() + sum(layer.get_delta_weight(name).float() for name in active)
-    linear = torch.nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
-    linear.weight = torch.nn.Parameter(weight.to(dtype), requires_grad=False)
-    if base.bias is not None:
-        linear.bias = torch.nn.Parameter(base.bias.to(dtype), requires_grad=False)
-    return linear

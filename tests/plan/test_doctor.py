@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_this_machine_can_train() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "sologrpo.plan.doctor"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "sologrpo", "doctor"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout
     names = [line.split()[0] for line in done.stdout.splitlines() if not line.startswith(" ")]

@@ -1,25 +1,22 @@
-"""Sampling engines: merged weights, the test that chooses between them, batches and memory."""
+"""Sampling engines: the choice between them, log-probs, batches and memory."""
 
 import logging
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import bitsandbytes as bnb
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from torch.utils._pytree import tree_map
+from peft import PeftModel
 from transformers import GenerationConfig
-from trl import ModelConfig
 
 from sologrpo.errors import InputError
-from sologrpo.model.loading import load_base_model, load_tokenizer
+from sologrpo.model.loading import load_tokenizer
+from sologrpo.model.merging import merge_obstacle, merged, merged_bytes
 from sologrpo.sampling import engines
 from sologrpo.sampling.engines import (
     Request,
@@ -28,32 +25,13 @@ from sologrpo.sampling.engines import (
     check_vllm,
     rows_of_whole_groups,
 )
-from sologrpo.sampling.loop import (
-    Sampled,
-    generate_fast,
-    is_merge_exact,
-    merged,
-    merged_bytes,
-    sample_fast,
-    why_not_merged,
-)
+from sologrpo.sampling.loop import Sampled, generate_fast, sample_fast
 from sologrpo.sampling.prefill import positions
 from sologrpo.sampling.stopping import StopStrings
-from tiny import rows
+from tiny import rows, with_adapter
 
 G = 4
 FAMILIES = ["tiny_llama", "tiny_qwen"]
-
-
-def with_adapter(path: Path, dtype: str = "float32", nf4: bool = False, **lora: Any) -> PeftModel:
-    """A model whose adapter already does something: both of its factors are random."""
-    settings = ModelConfig(
-        model_name_or_path=str(path), dtype=dtype, load_in_4bit=nf4, use_bnb_nested_quant=nf4
-    )
-    base = load_base_model(settings)
-    torch.manual_seed(0)
-    defaults = {"r": 4, "lora_alpha": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-    return get_peft_model(base, LoraConfig(**defaults | lora, init_lora_weights=False))
 
 
 def request_of(path: Path, n_prompts: int = 4, new_tokens: int = 24, **settings: Any) -> Request:
@@ -86,125 +64,8 @@ def scorer(model: Any, temperature: float = 1.0) -> engines.Score:
     return score
 
 
-def logits_of(model: Any, request: Request) -> torch.Tensor:
-    with torch.no_grad():
-        output = model(input_ids=request.input_ids, attention_mask=request.attention_mask)
-    return output.logits[request.attention_mask.bool()].float()
-
-
 def said_by(logger: str, caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == logger]
-
-
-# -- merged weights -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("nf4", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_merged_weights_are_the_adapted_model(
-    family: str, nf4: bool, request: pytest.FixtureRequest
-) -> None:
-    path = request.getfixturevalue(family)
-    model, asked = with_adapter(path, nf4=nf4), request_of(path)
-    expected = logits_of(model, asked)
-    with merged(model):
-        torch.testing.assert_close(logits_of(model, asked), expected, rtol=0, atol=1e-5)
-    with model.disable_adapter():  # the adapter matters: it is not the base model that was compared
-        assert (logits_of(model, asked) - expected).abs().max() > 0.1
-
-
-def test_merged_in_half_precision_is_near(tiny_llama: Path) -> None:
-    model, asked = with_adapter(tiny_llama, nf4=True), request_of(tiny_llama)
-    expected = logits_of(model, asked).log_softmax(dim=-1)
-    model.to(torch.bfloat16)
-    with merged(model):
-        found = logits_of(model, asked).log_softmax(dim=-1)
-    divergence = (expected.exp() * (expected - found)).sum(dim=-1).mean()
-    assert 0 < divergence < 0.01
-
-
-@pytest.mark.parametrize("nf4", [False, True])
-def test_weights_are_restored_bit_by_bit(tiny_qwen: Path, nf4: bool) -> None:
-    model, asked = with_adapter(tiny_qwen, nf4=nf4), request_of(tiny_qwen)
-    modules, state = dict(model.named_modules()), state_of(model)
-    before = logits_of(model, asked)
-    with suppress(KeyboardInterrupt), merged(model):
-        assert not any(hasattr(m, "lora_A") for m in model.modules())
-        raise KeyboardInterrupt
-    assert dict(model.named_modules()) == modules  # the very same objects
-    after = state_of(model)
-    assert after.keys() == state.keys()
-    assert all(torch.equal(after[name], tensor) for name, tensor in state.items())
-    assert torch.equal(logits_of(model, asked), before)
-
-
-def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Weights, packed 4-bit ones and their scales included."""
-    return tree_map(
-        lambda value: value.clone() if isinstance(value, torch.Tensor) else value,
-        dict(model.state_dict()),
-    )
-
-
-def test_4bit_layers_without_an_adapter_are_merged_too(tiny_llama: Path) -> None:
-    model = with_adapter(tiny_llama, nf4=True, target_modules=["q_proj"])
-    asked = request_of(tiny_llama)
-    expected = logits_of(model, asked)
-    with merged(model):
-        assert not any(isinstance(m, bnb.nn.Linear4bit) for m in model.modules())
-        torch.testing.assert_close(logits_of(model, asked), expected, rtol=0, atol=1e-5)
-
-
-def test_an_adapter_that_is_switched_off_is_not_merged(tiny_llama: Path) -> None:
-    model, asked = with_adapter(tiny_llama), request_of(tiny_llama)
-    with model.disable_adapter():
-        expected = logits_of(model, asked)
-        with merged(model):
-            torch.testing.assert_close(logits_of(model, asked), expected, rtol=0, atol=1e-5)
-
-
-REFUSED = [
-    ({"use_dora": True}, "DoRA"),
-    ({"target_modules": ["embed_tokens", "q_proj"]}, "Embedding"),
-    ({"lora_bias": True, "target_modules": ["q_proj"]}, "bias of its own"),
-]
-
-
-@pytest.mark.parametrize(("lora", "reason"), REFUSED)
-def test_what_is_not_covered_is_not_merged(
-    lora: dict[str, Any], reason: str, tiny_qwen: Path
-) -> None:
-    model = with_adapter(tiny_qwen, **lora)
-    obstacle = why_not_merged(model)
-    assert obstacle is not None
-    assert reason in obstacle
-    sampler = Sampler("auto", scorer(model))
-    sampler.prepare(model, request_of(tiny_qwen))
-    assert sampler.engine == "adapter"
-    with pytest.raises(InputError, match=f"{reason}.*sampling_engine: adapter"):
-        Sampler("merged", scorer(model)).prepare(model, request_of(tiny_qwen))
-
-
-def test_when_merging_is_exact(tiny_llama: Path) -> None:
-    plain = with_adapter(tiny_llama)
-    assert why_not_merged(plain) is None
-    assert is_merge_exact(plain)
-    assert not is_merge_exact(plain, torch.bfloat16)
-    assert not is_merge_exact(with_adapter(tiny_llama, dtype="bfloat16"))
-    dropping = with_adapter(tiny_llama, lora_dropout=0.1)
-    assert why_not_merged(dropping) is None
-    assert not is_merge_exact(dropping)
-
-
-@pytest.mark.parametrize("nf4", [False, True])
-def test_bytes_of_merged_weights(tiny_llama: Path, nf4: bool) -> None:
-    model = with_adapter(tiny_llama, nf4=nf4)
-    expected = merged_bytes(model)
-    names = [name for name, m in model.named_modules() if hasattr(m, "lora_A")]
-    with merged(model):
-        linears = [model.get_submodule(name) for name in names]
-        assert sum(linear.weight.nbytes for linear in linears) == expected
-    assert merged_bytes(model, torch.bfloat16) == expected // 2
 
 
 # -- log-probs ------------------------------------------------------------------------------------
@@ -257,6 +118,28 @@ def test_fp32_weights_are_merged_without_a_test(tiny_llama: Path) -> None:
         sampler.prepare(with_adapter(tiny_llama), request_of(tiny_llama))
         assert sampler.engine == "merged"
         assert sampler.is_exact
+
+
+REFUSED = [
+    ({"use_dora": True}, "DoRA"),
+    ({"target_modules": ["embed_tokens", "q_proj"]}, "Embedding"),
+    ({"lora_bias": True, "target_modules": ["q_proj"]}, "separate bias"),
+]
+
+
+@pytest.mark.parametrize(("lora", "reason"), REFUSED)
+def test_an_adapter_that_cannot_be_merged_is_sampled_unmerged(
+    lora: dict[str, Any], reason: str, tiny_qwen: Path
+) -> None:
+    model = with_adapter(tiny_qwen, **lora)
+    obstacle = merge_obstacle(model)
+    assert obstacle is not None
+    assert reason in obstacle
+    sampler = Sampler("auto", scorer(model))
+    sampler.prepare(model, request_of(tiny_qwen))
+    assert sampler.engine == "adapter"
+    with pytest.raises(InputError, match=f"{reason}.*sampling_engine: adapter"):
+        Sampler("merged", scorer(model)).prepare(model, request_of(tiny_qwen))
 
 
 @pytest.fixture
