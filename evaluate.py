@@ -35,7 +35,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     from sologrpo.device import prepare_cpu
     from sologrpo.evaluation import evaluate_models, evaluate_precisions
     from sologrpo.export import begin_export, export_and_push
-    from sologrpo.model import load_tokenizer
+    from sologrpo.model import check_adapter, load_tokenizer
     from sologrpo.report import write_report
 
     quiet_libraries()
@@ -43,6 +43,8 @@ def evaluate(arguments: Sequence[str]) -> None:
     console = Console()
     export_arguments, rest = take_export_arguments(arguments)
     settings = parse_evaluation(rest, export_arguments.merge_into)
+    if settings.adapter:
+        check_adapter(settings.adapter, settings.model.model_name_or_path)
     export = begin_export(export_arguments, settings)
 
     tokenizer = load_tokenizer(settings.model.model_name_or_path, settings.trust_remote_code)

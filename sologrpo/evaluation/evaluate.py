@@ -23,7 +23,6 @@ from sologrpo.evaluation.identity import describe_identity
 from sologrpo.evaluation.precisions import add_adapter, describe_precision, load_untrained
 from sologrpo.files import EVALUATIONS, PRECISION_TABLE, write_atomically
 from sologrpo.model.memory import is_out_of_memory, release_unused
-from sologrpo.model.merging import check_adapter
 from sologrpo.sampling.generation import generate_greedily
 from sologrpo.scoring.records import (
     Answer,
@@ -65,11 +64,9 @@ def evaluate_models(
         InputError: if a model or adapter cannot be loaded, or `--resume` finds an evaluation with
             other settings.
     """
-    if settings.adapter is None:
-        model = load_untrained(settings)
-        return {settings.label: evaluate(model, tokenizer, dataset, settings)}
-    check_adapter(settings.adapter, settings.model.model_name_or_path)
     model = load_untrained(settings)
+    if settings.adapter is None:
+        return {settings.label: evaluate(model, tokenizer, dataset, settings)}
     evaluated, baseline = {}, None
     if settings.baseline:
         untrained = replace(settings, adapter=None, label=settings.baseline_label)
