@@ -36,8 +36,8 @@ from sologrpo.errors import InputError, RunError
 from sologrpo.evaluation.evaluate import evaluate_greedily
 from sologrpo.model.loading import keep_trainable_in_fp32
 from sologrpo.model.memory import TokenBudget, release_unused
-from sologrpo.sampling.engines import TEST_ROWS, Request, Sampler, check_vllm
-from sologrpo.sampling.loop import Sampled, can_generate_fast
+from sologrpo.sampling.decoding import Request, Sampled, can_generate_fast
+from sologrpo.sampling.sampler import TEST_ROWS, Sampler, check_vllm
 from sologrpo.sampling.stopping import StopStrings
 from sologrpo.training.advantages import (
     RIGHT,

@@ -12,8 +12,7 @@ from test_metrics import unexplained
 
 from fixed_rollouts import config, make_trainer
 from sologrpo.errors import InputError
-from sologrpo.sampling.engines import Request
-from sologrpo.sampling.loop import sample_fast
+from sologrpo.sampling.decoding import Request, generate_fast
 from sologrpo.training.trainer import SoloGRPOTrainer
 from tiny import digit_share
 
@@ -127,9 +126,7 @@ def test_vllm_is_compared_at_the_first_batch(off: float, tiny_llama: Path, tmp_p
                 padded["input_ids"], padded["attention_mask"], trainer.generation_config,
                 trainer._stops,
             )  # fmt: skip
-            done = sample_fast(
-                model, asked.input_ids, asked.attention_mask, asked.config, asked.stops, True
-            )
+            done = generate_fast(model, asked, with_log_probs=True)
             lengths = asked.mask_of(done.completion_ids).sum(dim=1).tolist()
             log_probs = [
                 [[p - off] for p in row[:n]]

@@ -17,16 +17,18 @@ from transformers import GenerationConfig
 from sologrpo.errors import InputError
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.model.merging import merge_obstacle, merged, merged_bytes
-from sologrpo.sampling import engines
-from sologrpo.sampling.engines import (
-    Request,
+from sologrpo.sampling import sampler as sampler_module
+from sologrpo.sampling.decoding import Request, Sampled, generate_fast
+from sologrpo.sampling.prefill import positions
+from sologrpo.sampling.sampler import (
+    FREE_SHARE,
+    LOGIT_BYTES,
     Sampler,
+    Score,
     bytes_of_row,
     check_vllm,
     rows_of_whole_groups,
 )
-from sologrpo.sampling.loop import Sampled, generate_fast, sample_fast
-from sologrpo.sampling.prefill import positions
 from sologrpo.sampling.stopping import StopStrings
 from tiny import rows, with_adapter
 
@@ -52,7 +54,7 @@ def request_of(path: Path, n_prompts: int = 4, new_tokens: int = 24, **settings:
     )
 
 
-def scorer(model: Any, temperature: float = 1.0) -> engines.Score:
+def scorer(model: Any, temperature: float = 1.0) -> Score:
     """Log-probs of a plain forward pass."""
 
     def score(input_ids: torch.Tensor, mask: torch.Tensor, T: int) -> torch.Tensor:
@@ -75,9 +77,7 @@ def said_by(logger: str, caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_log_probs_of_the_loop(settings: dict[str, Any], tiny_llama: Path) -> None:
     model, asked = with_adapter(tiny_llama), request_of(tiny_llama, **settings)
     torch.manual_seed(1)
-    sampled = sample_fast(
-        model, asked.input_ids, asked.attention_mask, asked.config, with_log_probs=True
-    )
+    sampled = generate_fast(model, asked, with_log_probs=True)
     mask = asked.mask_of(sampled.completion_ids)
     assert len(set(mask.sum(dim=1).tolist())) > 2  # rows left the batch at different tokens
     score = scorer(model, settings.get("temperature", 1.0))
@@ -91,8 +91,7 @@ def test_log_probs_of_the_loop(settings: dict[str, Any], tiny_llama: Path) -> No
     torch.testing.assert_close(found, expected[mask.bool()], rtol=0, atol=1e-4)
     # Asking for them changes nothing about what is sampled.
     torch.manual_seed(1)
-    ids = generate_fast(model, asked.input_ids, asked.attention_mask, asked.config)
-    assert torch.equal(ids[:, asked.input_ids.size(1) :], sampled.completion_ids)
+    assert torch.equal(generate_fast(model, asked).completion_ids, sampled.completion_ids)
 
 
 def test_mask_ends_with_the_end_token_or_the_stop_string(tiny_llama: Path) -> None:
@@ -152,10 +151,10 @@ def test_in_half_precision_the_engines_are_compared(
 ) -> None:
     model, asked = half_precision
     sampler = Sampler("auto", scorer(model))
-    with caplog.at_level(logging.WARNING, "sologrpo.sampling.engines"):
+    with caplog.at_level(logging.WARNING, "sologrpo.sampling.sampler"):
         sampler.prepare(model, asked)
         sampler.prepare(model, asked)  # nothing more is said or tried
-    (line,) = said_by("sologrpo.sampling.engines", caplog)
+    (line,) = said_by("sologrpo.sampling.sampler", caplog)
     assert sampler.engine is not None
     assert line.startswith(f"sampling engine {sampler.engine} (adapter ")
     assert line.count("tokens/s") == 2
@@ -198,11 +197,11 @@ def break_engine(
 ) -> None:
     """Spoil what one of the engines samples."""
 
-    def broken(model: Any, *args: Any) -> Sampled:
-        done = sample_fast(model, *args)
+    def broken(model: Any, *args: Any, **kwargs: Any) -> Sampled:
+        done = generate_fast(model, *args, **kwargs)
         return how(done) if is_merged(model) == merged else done
 
-    monkeypatch.setattr(engines, "sample_fast", broken)
+    monkeypatch.setattr(sampler_module, "generate_fast", broken)
 
 
 @pytest.mark.parametrize(("how", "reason"), BROKEN)
@@ -220,11 +219,11 @@ def test_a_broken_engine_is_rejected_and_the_other_taken(
     sampler = Sampler("auto", scorer(model))
     torch.manual_seed(3)
     state = torch.get_rng_state()
-    with caplog.at_level(logging.WARNING, "sologrpo.sampling.engines"):
+    with caplog.at_level(logging.WARNING, "sologrpo.sampling.sampler"):
         sampler.prepare(model, asked)
     assert torch.equal(torch.get_rng_state(), state)  # the test draws no number of the run
     assert sampler.engine == ("adapter" if engine == "merged" else "merged")
-    (line,) = said_by("sologrpo.sampling.engines", caplog)
+    (line,) = said_by("sologrpo.sampling.sampler", caplog)
     adapter, merged = line.removesuffix(")").split("; merged ")
     rejected, other = (merged, adapter) if engine == "merged" else (adapter, merged)
     assert re.search(f"rejected: .*{reason}", rejected)
@@ -243,7 +242,7 @@ def test_too_little_memory_to_merge(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model, asked = half_precision
-    monkeypatch.setattr(engines, "free_bytes", lambda device: merged_bytes(model))
+    monkeypatch.setattr(sampler_module, "free_bytes", lambda device: merged_bytes(model))
     sampler = Sampler("auto", scorer(model))
     sampler.prepare(model, asked)
     assert sampler.engine == "adapter"
@@ -256,10 +255,9 @@ def test_too_little_memory_to_merge(
 def test_engines_agree_greedily(family: str, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(family)
     model, asked = with_adapter(path), request_of(path, do_sample=False)
-    prompts = asked.input_ids, asked.attention_mask, asked.config
-    adapter = sample_fast(model, *prompts).completion_ids
+    adapter = generate_fast(model, asked).completion_ids
     with merged(model):
-        assert torch.equal(sample_fast(model, *prompts).completion_ids, adapter)
+        assert torch.equal(generate_fast(model, asked).completion_ids, adapter)
     assert len(set(asked.mask_of(adapter).sum(dim=1).tolist())) > 1
 
 
@@ -271,11 +269,11 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Rows of every batch that the loop samples."""
     sizes: list[int] = []
 
-    def counted(model: Any, input_ids: torch.Tensor, *args: Any) -> Sampled:
-        sizes.append(len(input_ids))
-        return sample_fast(model, input_ids, *args)
+    def counted(model: Any, request: Request, with_log_probs: bool) -> Sampled:
+        sizes.append(len(request.input_ids))
+        return generate_fast(model, request, with_log_probs)
 
-    monkeypatch.setattr(engines, "sample_fast", counted)
+    monkeypatch.setattr(sampler_module, "generate_fast", counted)
     return sizes
 
 
@@ -314,8 +312,8 @@ def test_one_batch_is_what_the_loop_samples(tiny_llama: Path) -> None:
     sampled = sample(model, asked, seed=7)
     torch.manual_seed(7)
     with merged(model):
-        alone = generate_fast(model, asked.input_ids, asked.attention_mask, asked.config)
-    assert torch.equal(alone[:, asked.input_ids.size(1) :], sampled.completion_ids)
+        alone = generate_fast(model, asked)
+    assert torch.equal(alone.completion_ids, sampled.completion_ids)
     assert sampled.log_probs is None
 
 
@@ -352,14 +350,14 @@ def test_out_of_memory_halves_the_batches(
     expected = sample(model, asked).completion_ids
     tried = []
 
-    def run(model: Any, input_ids: torch.Tensor, *args: Any) -> Sampled:
-        tried.append(len(input_ids))
+    def run(model: Any, request: Request, with_log_probs: bool) -> Sampled:
+        tried.append(len(request.input_ids))
         # The second batch of eight finds less memory than the first.
-        if len(input_ids) > (8 if len(tried) < 3 else 4):
+        if len(request.input_ids) > (8 if len(tried) < 3 else 4):
             raise torch.OutOfMemoryError
-        return sample_fast(model, input_ids, *args)
+        return generate_fast(model, request, with_log_probs)
 
-    monkeypatch.setattr(engines, "sample_fast", run)
+    monkeypatch.setattr(sampler_module, "generate_fast", run)
     with caplog.at_level(logging.WARNING, "sologrpo.model.memory"):
         assert torch.equal(sample(model, asked).completion_ids, expected)
     assert tried == [16, 8, 8, 4, 4]
@@ -390,10 +388,10 @@ def test_batches_are_made_to_fit_into_memory(
     model, asked = with_adapter(tiny_llama), request_of(tiny_llama)
     row = bytes_of_row(model, asked.width)
     # 2 layers x 2 heads x 16 wide x keys and values in fp32, and what the logits take.
-    assert row == asked.width * 2 * 2 * 2 * 16 * 4 + 512 * engines.LOGIT_BYTES
+    assert row == asked.width * 2 * 2 * 2 * 16 * 4 + 512 * LOGIT_BYTES
     sampler = Sampler("merged", scorer(model))
     sampler.prepare(model, asked)
-    monkeypatch.setattr(engines, "free_bytes", lambda device: int(11 * row / engines.FREE_SHARE))
+    monkeypatch.setattr(sampler_module, "free_bytes", lambda device: int(11 * row / FREE_SHARE))
     with sampler.weights(model):
         sampler.sample(model, asked)
     assert batches == [8, 8]

@@ -5,7 +5,7 @@
 | `adapter` | the weights as they are trained, with the adapter unmerged |
 | `merged` | the adapter merged into the weights while completions are sampled |
 
-Both use the decoding loop of `sampling.loop`. Merging saves work at every token, but rounds the
+Both use the loop of `sampling.decoding`. Merging saves work at every token, but rounds the
 weights in half precision. So before merged weights are used there, both engines sample from
 prompts of the first batch, their log-probs are compared with the trainer's forward pass, and the
 faster of those that agree is taken. Weights in fp32 are merged without a test: nothing is rounded.
@@ -13,20 +13,16 @@ faster of those that agree is taken. Weights in fp32 are merged without a test: 
 Shapes: B rows, T tokens.
 """
 
-import copy
 import logging
 import math
 import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass
 
 import torch
 from accelerate.utils import gather_object
-from peft import PeftModel
-from transformers import GenerationConfig, PreTrainedModel
 
 from sologrpo.config.arguments import SAMPLING_ENGINES
 from sologrpo.errors import InputError, first_line
@@ -38,12 +34,9 @@ from sologrpo.model.merging import (
     merged_bytes,
     working_dtype,
 )
-from sologrpo.sampling.loop import Sampled, sample_fast
-from sologrpo.sampling.stopping import StopStrings
+from sologrpo.sampling.decoding import Model, Request, Sampled, generate_fast
 
 logger = logging.getLogger(__name__)
-
-Model: TypeAlias = PreTrainedModel | PeftModel
 
 ADAPTER, MERGED = SAMPLING_ENGINES
 
@@ -55,51 +48,6 @@ TEST_TOKENS = 32  # of every row in the test
 TEST_ROWS = 16  # of the test's rows that the trainer scores
 FREE_SHARE = 0.8  # of the free memory that merged weights, or a key-value cache, may take
 LOGIT_BYTES = 32  # a vocabulary entry and row: logits, probabilities, and their sum in float64
-
-
-@dataclass(frozen=True)
-class Request:
-    """A batch of prompts, and how to sample from them.
-
-    Attributes:
-        input_ids: (B, T) left-padded prompts; those of a group are neighbours.
-        attention_mask: (B, T).
-        config: sampling parameters, length limit, end and pad token ids.
-        stops: what ends a completion besides the end tokens.
-    """
-
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor
-    config: GenerationConfig
-    stops: StopStrings
-
-    @property
-    def width(self) -> int:
-        """Tokens of a row at most: prompt and completion."""
-        return int(self.input_ids.size(1) + self.config.max_new_tokens)
-
-    def limited(self, tokens: int) -> "Request":
-        """Limit completions to this number of tokens."""
-        config = copy.copy(self.config)
-        config.max_new_tokens = min(config.max_new_tokens, tokens)
-        return replace(self, config=config)
-
-    def rows(self, rows: slice) -> "Request":
-        """Select rows."""
-        ids, mask = self.input_ids[rows], self.attention_mask[rows]
-        return replace(self, input_ids=ids, attention_mask=mask)
-
-    def mask_of(self, completion_ids: torch.Tensor) -> torch.Tensor:
-        """Mask (B, T) completions: ones up to the end token, or the one that ends a stop string."""
-        end_ids = torch.as_tensor(self.config.eos_token_id, device=completion_ids.device)
-        is_end = torch.isin(completion_ids, end_ids)
-        lengths = completion_ids.size(1) - (is_end.cumsum(dim=1) - is_end.int() > 0).sum(dim=1)
-        for row, ids in enumerate(completion_ids.tolist()):
-            stop = self.stops.length(ids[: int(lengths[row])])
-            if stop is not None:
-                lengths[row] = stop
-        positions = torch.arange(completion_ids.size(1), device=completion_ids.device)
-        return (positions < lengths[:, None]).long()
 
 
 # (rows of prompts and completions, their mask, completion tokens T) -> (B, T) log-probs at the
@@ -227,14 +175,14 @@ class Sampler:
         with self._weights_of(engine, model):
             request = request.rows(slice(0, self._rows_of_next_batch(model, request)))
             request = request.limited(TEST_TOKENS)
-            sampled = _sample(model, request, with_log_probs=True)
+            sampled = generate_fast(model, request, with_log_probs=True)
         gap = self._gap_to_trainer(request, sampled)
         if not gap <= MAX_GAP:
             return Trial(gap=gap, failure=f"{gap:.3f} nats a token off the trainer")
         # Timed on the second run: the first one warms up.
         with self._weights_of(engine, model):
             start = time.perf_counter()
-            sampled = _sample(model, request, with_log_probs=True)
+            sampled = generate_fast(model, request, with_log_probs=True)
             tokens = int(request.mask_of(sampled.completion_ids).sum())
             return Trial(tokens / (time.perf_counter() - start), gap)
 
@@ -280,7 +228,7 @@ class Sampler:
             batch = rest.rows(slice(0, self._rows_of_next_batch(model, rest)))
             rows = len(batch.input_ids)
             with self._budget.halved_if_out_of_memory(rows * batch.width, rows):
-                parts.append(_sample(model, batch, with_log_probs=not self._is_exact))
+                parts.append(generate_fast(model, batch, with_log_probs=not self._is_exact))
                 start += rows
         return _joined(parts, int(request.config.pad_token_id))
 
@@ -293,17 +241,6 @@ class Sampler:
         is_new = (request.input_ids[1:] != request.input_ids[:-1]).any(dim=1)
         ends = [*(is_new.nonzero().flatten() + 1).tolist(), len(request.input_ids)]
         return rows_of_whole_groups(ends, most)
-
-
-def _sample(model: Model, request: Request, with_log_probs: bool) -> Sampled:
-    return sample_fast(
-        model,
-        request.input_ids,
-        request.attention_mask,
-        request.config,
-        request.stops,
-        with_log_probs,
-    )
 
 
 def bytes_of_row(model: Model, width: int, half: torch.dtype | None = None) -> int:

@@ -1,15 +1,16 @@
-"""Generation, sampled or greedy: every prompt computed once, and rows that are done leave.
+"""The decoding loop, sampled or greedy: each prompt is computed once, and finished rows leave.
 
-`transformers.generate` computes every prompt once for each of its G completions, copies the whole
-key-value cache at every token, and goes on with all rows until the last one ends. This loop gives
-the same distribution without the three. What it does not cover is left to `generate`.
+`transformers.generate` computes each prompt once for each of its G completions, copies the whole
+key-value cache at every token, and computes all rows until the last one ends. This loop gives the
+same distribution without the three. What it does not support is left to `generate`.
 
 Shapes: P distinct prompts, B = P x G rows, T tokens, V vocabulary.
 """
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import torch
 from peft import PeftModel
@@ -25,13 +26,15 @@ from transformers.generation import (
 from sologrpo.sampling.prefill import Prefill, prefill
 from sologrpo.sampling.stopping import StopStrings
 
-# Rows leave the batch when so small a share of it is still being written: each departure copies
-# the cache of those that stay.
+Model: TypeAlias = PreTrainedModel | PeftModel
+
+# Finished rows leave when less than this share of the batch is unfinished: removing rows copies the
+# cache of those that stay.
 LEAVE_BELOW = 0.75
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[misc]
-    """A cache layer with room for the tokens to come: growing by one copies one token, not all."""
+    """A cache layer with room for all tokens from the start: appending one copies only that one."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, room: int) -> None:
         super().__init__()
@@ -50,7 +53,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new tokens behind the old ones."""
+        """Append tokens."""
         start, end = self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
         self._key_store[:, :, start:end] = key_states
         self._value_store[:, :, start:end] = value_states
@@ -58,16 +61,18 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
         return self.keys, self.values
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep these rows."""
+        """Keep only these rows."""
         length = self.keys.shape[-2]
         self._key_store, self._value_store = self._key_store[indices], self._value_store[indices]
         self._show(length)
 
 
-def can_generate_fast(
-    model: PreTrainedModel | PeftModel, config: GenerationConfig, kwargs: dict[str, Any]
-) -> bool:
-    """Whether `generate_fast` covers this call of `generate`; if not, `generate` must do it."""
+def can_generate_fast(model: Model, config: GenerationConfig, kwargs: dict[str, Any]) -> bool:
+    """Check whether `generate_fast` supports this call of `model.generate`.
+
+    Args:
+        kwargs: what `generate` was called with, besides the config.
+    """
     text_config = model.config.get_text_config()
     plain_cache = all(
         type(layer) is DynamicLayer for layer in DynamicCache(config=text_config).layers
@@ -82,53 +87,75 @@ def can_generate_fast(
 
 
 @dataclass(frozen=True)
+class Request:
+    """A batch of prompts, and how to sample from them.
+
+    Attributes:
+        input_ids: (B, T) left-padded prompts; those of a group are neighbours.
+        attention_mask: (B, T).
+        config: sampling parameters, length limit, end and pad token ids.
+        stops: what ends a completion besides the end tokens.
+    """
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    config: GenerationConfig
+    stops: StopStrings
+
+    @property
+    def width(self) -> int:
+        """Tokens of a row at most: prompt and completion."""
+        return int(self.input_ids.size(1) + self.config.max_new_tokens)
+
+    def limited(self, tokens: int) -> "Request":
+        """Limit completions to this number of tokens."""
+        config = copy.copy(self.config)
+        config.max_new_tokens = min(config.max_new_tokens, tokens)
+        return replace(self, config=config)
+
+    def rows(self, rows: slice) -> "Request":
+        """Select rows."""
+        ids, mask = self.input_ids[rows], self.attention_mask[rows]
+        return replace(self, input_ids=ids, attention_mask=mask)
+
+    def mask_of(self, completion_ids: torch.Tensor) -> torch.Tensor:
+        """Mask (B, T) completions: ones up to the end token, or the one that ends a stop string."""
+        end_ids = torch.as_tensor(self.config.eos_token_id, device=completion_ids.device)
+        is_end = torch.isin(completion_ids, end_ids)
+        lengths = completion_ids.size(1) - (is_end.cumsum(dim=1) - is_end.int() > 0).sum(dim=1)
+        for row, ids in enumerate(completion_ids.tolist()):
+            stop = self.stops.length(ids[: int(lengths[row])])
+            if stop is not None:
+                lengths[row] = stop
+        positions = torch.arange(completion_ids.size(1), device=completion_ids.device)
+        return (positions < lengths[:, None]).long()
+
+
+@dataclass(frozen=True)
 class Sampled:
-    """Completions as they came from an engine.
+    """Sampled completions.
 
     Attributes:
         completion_ids: (B, T), padded on the right. A row that ended at a stop string has no end
-            token: `stops.length` tells where its padding begins.
+            token: `stops.length` gives its length.
         log_probs: (B, T) of the tokens at the sampling temperature, before tokens were excluded
-            by top-k, top-p or min-p; arbitrary at padding. None if they were not asked for.
+            by top-k, top-p or min-p; arbitrary at padding. None if they were not requested.
     """
 
     completion_ids: torch.Tensor
     log_probs: torch.Tensor | None = None
 
 
-def generate_fast(
-    model: PreTrainedModel | PeftModel,
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    config: GenerationConfig,
-    stops: StopStrings | None = None,
-) -> torch.Tensor:
+@torch.no_grad()
+def generate_fast(model: Model, request: Request, with_log_probs: bool = False) -> Sampled:
     """Complete each row of left-padded prompts, by sampling or greedily.
 
     Args:
-        input_ids: (B, T) prompts; equal neighbouring rows are computed once.
-        attention_mask: (B, T).
-        config: sampling parameters, length limit, end and pad token ids.
-        stops: what ends a row beside the end tokens; the token that completes it is kept.
-
-    Returns:
-        (B, T + T_new) prompts and completions, padded on the right, as `generate` does. A row
-        that ended at a stop string has no end token: `stops.length` tells where its padding begins.
+        model: in the mode and with the weights that are to be sampled from.
+        request: the prompts; equal neighbouring rows are computed once.
+        with_log_probs: also return the log-probs of the sampled tokens.
     """
-    sampled = sample_fast(model, input_ids, attention_mask, config, stops)
-    return torch.cat([input_ids, sampled.completion_ids], dim=1)
-
-
-@torch.no_grad()
-def sample_fast(
-    model: PreTrainedModel | PeftModel,
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    config: GenerationConfig,
-    stops: StopStrings | None = None,
-    with_log_probs: bool = False,
-) -> Sampled:
-    """Do as `generate_fast`, and keep the log-probs of the sampled tokens if they are wanted."""
+    input_ids, config, stops = request.input_ids, request.config, request.stops
     B = input_ids.size(0)
     room = int(config.max_new_tokens)
     end_ids = torch.as_tensor(config.eos_token_id, device=input_ids.device).reshape(-1)
@@ -136,11 +163,11 @@ def sample_fast(
     completion_ids = input_ids.new_full((B, room), int(config.pad_token_id))
     log_probs = torch.zeros(B, room, device=input_ids.device) if with_log_probs else None
 
-    prompts = _prefill(model, input_ids, attention_mask, room)
+    prompts = _prefill(model, request, room)
     cache, mask, position = prompts.cache, prompts.mask, prompts.next_position
     logits_BV = prompts.logits
-    rows = torch.arange(B, device=input_ids.device)  # the rows still in the batch
-    writing = torch.ones(B, dtype=torch.bool, device=input_ids.device)  # those of them not done
+    rows = torch.arange(B, device=input_ids.device)  # indices of the rows still in the batch
+    writing = torch.ones(B, dtype=torch.bool, device=input_ids.device)  # which are unfinished
     for t in range(room):
         logits_BV = logits_BV.float()
         tokens = choose(logits_BV)
@@ -148,7 +175,7 @@ def sample_fast(
         if log_probs is not None:
             log_probs[rows, t] = _log_probs_of(tokens, logits_BV, config)
         writing &= ~torch.isin(tokens, end_ids)
-        if stops is not None:
+        if stops.strings:
             writing &= ~stops.ended(completion_ids[rows, : t + 1])
         n_writing = int(writing.sum())
         if n_writing == 0 or t == room - 1:
@@ -179,13 +206,9 @@ def _log_probs_of(
     return chosen_B - scaled_BV.logsumexp(dim=1)
 
 
-def _prefill(
-    model: PreTrainedModel | PeftModel,
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    room: int,
-) -> Prefill:
-    """Compute each distinct prompt once, then give every row its copy and room to write."""
+def _prefill(model: Model, request: Request, room: int) -> Prefill:
+    """Compute each distinct prompt once, then give every row a copy of its cache, with room."""
+    input_ids, attention_mask = request.input_ids, request.attention_mask
     is_new = torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)
     is_new[1:] = (input_ids[1:] != input_ids[:-1]).any(dim=1)
     cache = DynamicCache(config=model.config.get_text_config())
@@ -200,7 +223,7 @@ def _most_likely(logits_BV: torch.Tensor) -> torch.Tensor:
 
 
 def _sampler(config: GenerationConfig) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Draw after the warpers that `generate` would use, in its order."""
+    """Build a function that draws tokens, with the warpers of `generate` in its order."""
     warpers = LogitsProcessorList()
     if config.temperature not in (None, 1.0):
         warpers.append(TemperatureLogitsWarper(config.temperature))
@@ -215,11 +238,11 @@ def _sampler(config: GenerationConfig) -> Callable[[torch.Tensor], torch.Tensor]
 
 
 def _draw(logits_BV: torch.Tensor) -> torch.Tensor:
-    """Draw one token a row by inverting the distribution function.
+    """Draw one token per row by inverting the cumulative distribution function.
 
     `torch.multinomial` draws a random number for each token of the vocabulary, which took a
-    seventh of the decoding time on CPU. The sum runs in float64: over 100,000 tokens, float32
-    would round small probabilities away.
+    seventh of the decoding time on CPU. The sum is in float64: over 100,000 tokens, float32 would
+    round small probabilities away.
     """
     cumulative = logits_BV.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
     threshold = torch.rand_like(cumulative[:, :1]) * cumulative[:, -1:]
