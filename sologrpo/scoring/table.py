@@ -78,7 +78,7 @@ def print_table(console: Console, results: Mapping[str, Results]) -> None:
     console.print(table)
     for label, result in results.items():
         if "both_right" in result:
-            print_line(console, _comparison_line(label, result))
+            print_line(console, paired_line(label, result))
 
 
 def _add_sampled(table: Table, columns: Sequence[Results]) -> None:
@@ -110,7 +110,8 @@ def _length(lengths: Mapping[str, float] | None) -> str:
     return " / ".join(f"{lengths[key]:.0f}" for key in ("mean", "p50", "p95"))
 
 
-def _comparison_line(label: str, result: Results) -> str:
+def paired_line(label: str, result: Results) -> str:
+    """Write the paired comparison of `results.json` in one sentence."""
     low, high = result["delta_ci95"]
     return (
         f"{label} against {result.get('baseline', 'baseline')}, same problems: "
