@@ -17,10 +17,17 @@ COVERED = (
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "benchmarks/README.md",
+    "benchmarks/graders.py",
+    "benchmarks/reward_throughput.py",
+    "configs/",
+    "docs/LOG.md",
     "docs/grading.md",
     "docs/recipes.md",
     "docs/rewards.md",
     "docs/scaling.md",
+    "ds_zero2.json",
+    "quickstart/",
     "rewards/",
 )
 TEXT = {".css", ".html", ".j2", ".js", ".json", ".md", ".py", ".toml", ".txt", ".yaml", ""}
@@ -28,7 +35,7 @@ EXEMPT = (
     "tests/test_plain_english.py",
     "tests/golden/",
     "benchmarks/results/",
-    "quickstart/templates.py",  # word problems
+    "quickstart/templates.py",  # word problems, like the two .jsonl files
     "LICENSE",
 )
 # Legitimate uses: a path and a part of the line.
