@@ -29,7 +29,6 @@ def evaluate(arguments: Sequence[str]) -> None:
     """Run the stages of an evaluation."""
     # Imported here because `--regrade` does not need torch, and should not wait for it.
     from sologrpo.config import parse_evaluation
-    from sologrpo.config.export import take_export_arguments
     from sologrpo.console import quiet_libraries
     from sologrpo.data import load_test_prompts
     from sologrpo.device import prepare_cpu
@@ -41,11 +40,10 @@ def evaluate(arguments: Sequence[str]) -> None:
     quiet_libraries()
     prepare_cpu()
     console = Console()
-    export_arguments, rest = take_export_arguments(arguments)
-    settings = parse_evaluation(rest, export_arguments.merge_into)
+    settings = parse_evaluation(arguments)
     if settings.adapter:
         check_adapter(settings.adapter, settings.model.model_name_or_path)
-    export = begin_export(export_arguments, settings)
+    export = begin_export(settings.export, settings)
 
     tokenizer = load_tokenizer(settings.model.model_name_or_path, settings.trust_remote_code)
     problems = load_test_prompts(settings.data, settings.limit, settings.seed, tokenizer)

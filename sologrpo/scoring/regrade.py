@@ -4,10 +4,10 @@ The present judge reads every stored completion, and the verdicts that changed a
 needs no model and does not import torch.
 """
 
-import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -31,9 +31,14 @@ VERDICTS = ("correct", "lenient_correct", "extracted", "format_ok", "trailing_te
 CHANGES_SHOWN = 10
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"--regrade: {message}; it also takes --prompt_format and --write")
+@dataclass
+class RegradeArguments:
+    """The options of `evaluate.py --regrade`."""
+
+    regrade: str
+    prompt_format: str | None = field(default=None, metadata={"choices": sorted(PROMPT_FORMATS)})
+    write: bool = False
+    traceback: bool = False
 
 
 class Change(NamedTuple):
@@ -53,21 +58,19 @@ def regrade(argv: Sequence[str]) -> None:
     Raises:
         InputError: for an unknown option, or if the file does not hold records.
     """
-    parser = _Parser(prog="evaluate.py", allow_abbrev=False)
-    parser.add_argument("--regrade", type=Path, required=True)
-    parser.add_argument("--prompt_format", choices=sorted(PROMPT_FORMATS))
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--traceback", action="store_true")
-    args = parser.parse_args(argv)
-    before = read_records(args.regrade, args.prompt_format)
+    from sologrpo.command_line import Parser  # imports transformers, which scoring does without
+
+    (args,) = Parser(RegradeArguments).parse(argv)
+    file = Path(args.regrade)
+    before = read_records(file, args.prompt_format)
     after = [judge_again(record) for record in before]
     console = Console()
     _print_changes(console, before, after)
     if args.write:
-        write_records(args.regrade, after)
-        _update_results(args.regrade, after)
-        print_line(console, f"written  {args.regrade}")
-        _print_results(console, args.regrade.with_name(RESULTS))
+        write_records(file, after)
+        _update_results(file, after)
+        print_line(console, f"written  {file}")
+        _print_results(console, file.with_name(RESULTS))
 
 
 def _find_changes(before: Sequence[Record], after: Sequence[Record]) -> list[Change]:

@@ -274,7 +274,7 @@ def test_bad_input(evaluate: Run, run_plain: Path, arguments: list[str], message
         (["--regrade", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
         (["--regrade=nowhere.jsonl"], "cannot read nowhere.jsonl"),
         (["--regrade"], "expected one argument"),
-        (["--regrade", "x", "--run", "y"], "unrecognized arguments: --run y"),
+        (["--regrade", "x", "--run", "y"], "unknown key 'run'"),
     ],
 )
 def test_bad_input_without_a_run(evaluate: Run, arguments: list[str], message: str) -> None:

@@ -226,7 +226,15 @@ def test_files_without_records_are_refused(tmp_path: Path, text: str, message: s
     assert "\n" not in str(caught.value)
 
 
-def test_scoring_and_regrading_import_no_torch() -> None:
-    code = "import sys, sologrpo.scoring, evaluate; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
-    assert not {b"torch", b"transformers", b"trl", b"numpy", b"datasets"} & set(loaded.split())
+def test_scoring_imports_no_library_of_models_and_regrade_no_torch() -> None:
+    code = (
+        "import sys, sologrpo.scoring, evaluate; print(*sys.modules); "
+        "sys.argv = ['evaluate.py', '--regrade', 'nowhere.jsonl']\n"
+        "try: evaluate.main()\n"
+        "except SystemExit: print(*sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    imported, after_regrade = (set(line.split()) for line in printed.splitlines())
+    assert not {"torch", "transformers", "trl", "numpy", "datasets"} & imported
+    assert not {"torch", "trl", "datasets"} & after_regrade
