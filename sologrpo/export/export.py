@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, Trainer
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
-from sologrpo.config.export import DEQUANTISED, ORIGINAL, ExportArguments, take_export_arguments
+from sologrpo.config.export import DEQUANTISED, ORIGINAL, ExportArguments
 from sologrpo.config.parsing import load_run_config
 from sologrpo.console import print_line, quiet_libraries
 from sologrpo.data.dataset import load_train_and_validation
@@ -86,7 +86,7 @@ class Export:
 
     @property
     def pushes(self) -> str | None:
-        """What is pushed, or would be without `--dry_run`."""
+        """The kind of model that is pushed, or would be without `--dry_run`."""
         return self.arguments.what if self.arguments.push_to_hub else None
 
 
@@ -322,8 +322,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     quiet_libraries()
     prepare_cpu()
-    arguments, rest = take_export_arguments(sys.argv[1:] if argv is None else argv)
-    export = begin_export(arguments, parse_evaluation(rest, arguments.merge_into))
+    settings = parse_evaluation(sys.argv[1:] if argv is None else argv)
+    export = begin_export(settings.export, settings)
     if export is None:
         raise InputError(
             "nothing to do: give --save_merged FOLDER, --save_4bit FOLDER or --push_to_hub NAME"

@@ -8,7 +8,6 @@ so in that place. A page is one file without outside resources. Model output rea
 autoescaping template only, and its content policy lets no other script run.
 """
 
-import argparse
 import base64
 import hashlib
 import json
@@ -317,7 +316,9 @@ def first_line(text: Any, limit: int = 110) -> str:
 @one_line_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line: the report of one run directory, or the comparison of several."""
-    parser = argparse.ArgumentParser(
+    from sologrpo.command_line import Parser  # loads transformers, which reports do without
+
+    parser = Parser(
         prog="sologrpo report",
         description="Write report.html into a run directory, or one page that compares several.",
     )

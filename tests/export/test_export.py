@@ -22,7 +22,6 @@ from trl import ModelConfig
 from hub_stand_in import HubStandIn
 from scripts import Printed, exit_code, last_line, printed_by
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
-from sologrpo.config.export import take_export_arguments
 from sologrpo.config.parsing import load_run_config
 from sologrpo.data.dataset import load_train_and_validation
 from sologrpo.errors import InputError
@@ -281,20 +280,20 @@ def test_push_that_is_not_allowed(
         (["--save_merged", "x", "--save_4bit", "x"], "need two different folders"),
     ],
 )
-def test_flags_that_cannot_work(flags: list[str], message: str) -> None:
+def test_flags_that_cannot_work(run: Path, flags: list[str], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)) as caught:
-        take_export_arguments(flags)
+        settings_of(run, *flags)
     assert "\n" not in str(caught.value)
 
 
-def settings_of(run: Path) -> EvaluationSettings:
-    return parse_evaluation(["--run", str(run)])
+def settings_of(run: Path, *flags: str | Path) -> EvaluationSettings:
+    return parse_evaluation(["--run", str(run), *map(str, flags)])
 
 
 def refusal(run: Path, *flags: str | Path, **changes: Any) -> str:
-    arguments, _ = take_export_arguments(list(map(str, flags)))
+    settings = settings_of(run, *flags)
     with pytest.raises(InputError) as caught:
-        begin_export(arguments, replace(settings_of(run), **changes))
+        begin_export(settings.export, replace(settings, **changes))
     return str(caught.value)
 
 
@@ -328,9 +327,8 @@ def test_folder_of_another_export(run: Path, tmp_path: Path, content: str, messa
 
 
 def test_problems_are_those_held_out_of_the_training(run: Path, tmp_path: Path) -> None:
-    arguments, _ = take_export_arguments(["--save_merged", str(tmp_path / "x")])
-    settings = settings_of(run)
-    export = begin_export(arguments, settings)
+    settings = settings_of(run, "--save_merged", tmp_path / "x")
+    export = begin_export(settings.export, settings)
     assert export is not None
     assert export.problems is not None
     tokenizer = load_tokenizer(str(settings.model.model_name_or_path))
