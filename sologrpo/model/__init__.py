@@ -1,4 +1,4 @@
-"""The model: loading, NF4, dtype, memory, merging an adapter."""
+"""The model: loading, NF4, dtype, memory, and merging an adapter."""
 
 from sologrpo.model.loading import load_base_model, load_tokenizer, pick_dtype
 from sologrpo.model.memory import TokenBudget
