@@ -180,7 +180,8 @@ Call = Callable[..., Printed]
 @pytest.fixture
 def call(capfd: pytest.CaptureFixture[str]) -> Call:
     """Run `train.py` or `evaluate.py` with these arguments; capture what it prints."""
-    return lambda script, *arguments: printed_by(load_script(script), capfd, *arguments)
+    scripts = {"train": train_without_report, "evaluate": lambda: load_script("evaluate")}
+    return lambda script, *arguments: printed_by(scripts[script](), capfd, *arguments)
 
 
 def assert_one_line_error(stderr: str, code: int, *says: str) -> None:
