@@ -37,11 +37,11 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install -c $(CONSTRAINTS) -e '.[dev]'
 	@touch $@
 
-doctor: $(READY)  ## look whether this machine can train, and say what to mend
-	@$(BIN)/python -m sologrpo.plan.doctor
+doctor: $(READY)  ## check whether this machine can train
+	@$(BIN)/sologrpo doctor
 
-model: $(READY)  ## fetch the quickstart model, 93 MB, into models/
-	$(BIN)/python -m quickstart.get_model
+model: $(READY)  ## download the quickstart model, 93 MB, into models/
+	$(BIN)/sologrpo model
 
 quickstart: model  ## train on the word problems in quickstart/, evaluate before and after
 	@echo "run directory: $(OUT)"
@@ -71,7 +71,7 @@ smoke: model  ## train a few steps of each recipe family; DATA=folder for other 
 
 # `make bench PARTS="step sampling"` measures those alone; benchmarks/cpu.py lists the parts.
 # Tables are made of what there is, even if a part has failed.
-bench: model  ## measure beside stock TRL on a CPU, two hours; PARTS="step sampling" for less
+bench: model  ## measure against stock TRL on a CPU, two hours; PARTS="step sampling" for less
 	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python benchmarks/cpu.py $(if $(PARTS),--parts "$(PARTS)"); \
 		status=$$?; $(BIN)/python benchmarks/performance_tables.py && exit $$status
 
@@ -92,7 +92,7 @@ check: $(READY)  ## lint, check the formatting and the types
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-format: $(READY)  ## mend what ruff can mend
+format: $(READY)  ## fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

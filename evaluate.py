@@ -31,7 +31,6 @@ def evaluate_models(arguments: Sequence[str]) -> None:
     from transformers import set_seed
 
     from sologrpo.config.evaluation import parse_evaluation
-    from sologrpo.config.export import take_export_arguments
     from sologrpo.console import quiet_libraries
     from sologrpo.data.dataset import load_test_prompts
     from sologrpo.device import prepare_cpu
@@ -45,13 +44,12 @@ def evaluate_models(arguments: Sequence[str]) -> None:
 
     quiet_libraries()
     prepare_cpu()
-    export_arguments, rest = take_export_arguments(arguments)
-    settings = parse_evaluation(rest, export_arguments.merge_into)
+    settings = parse_evaluation(arguments)
     console = Console()
     set_seed(settings.seed)
     if settings.adapter:
         check_adapter(settings.adapter, settings.model.model_name_or_path)
-    export = begin_export(export_arguments, settings)
+    export = begin_export(settings.export, settings)
 
     tokenizer = load_tokenizer(settings.model.model_name_or_path, settings.trust_remote_code)
     problems = load_test_prompts(settings.data, settings.limit, settings.seed, tokenizer)

@@ -1,13 +1,13 @@
-"""Our judge and four published graders on the same hand-judged completions.
+"""Compare our judge with four published graders on the same hand-judged completions.
 
     pip install lm-eval "math-verify[antlr4-13-2]"
     python benchmarks/graders.py
 
-The two packages are no dependency of the project. Each grader runs as its own package ships it, on
-`tests/rewards/cases.jsonl`, text unchanged. The tables go into docs/grading.md between its two
-`graders` comments, every verdict into a JSON file.
+The two packages are not dependencies of the project. Each grader runs unmodified on
+`tests/rewards/cases.jsonl`. The tables are written to docs/grading.md, between its two `graders`
+comments, and every verdict to a JSON file.
 
-Graders run one after another in the main thread, because Math-Verify's time-outs use SIGALRM.
+Graders run sequentially in the main thread, because Math-Verify's timeouts use SIGALRM.
 """
 
 import argparse
@@ -32,7 +32,7 @@ BEGIN, END = "<!-- graders:begin -->", "<!-- graders:end -->"
 KINDS = ("clear", "policy", "attack")
 # Module to import -> what to install.
 NEEDED = {"lm_eval": "lm-eval", "math_verify": '"math-verify[antlr4-13-2]"', "trl": "trl"}
-# Texts that tell the graders apart, as (prompt format, completion); the gold answer is 18.
+# Completions on which the graders differ, as (prompt format, completion). The gold answer is 18.
 EXAMPLES = [
     ("xml", "<answer>18</answer>"),
     ("xml", "<answer>$18</answer>"),
@@ -46,12 +46,12 @@ EXAMPLES = [
     ("boxed", r"<think>\boxed{18}</think>"),
     ("boxed", r"\boxed{9^{9^{9}}}"),
 ]
-SLOW = 0.1  # seconds; an example that takes longer says so
+SLOW = 0.1  # seconds; the table shows the time of slower examples
 VERSIONS = ("lm-eval", "math-verify", "latex2sympy2_extended", "trl")
 
 
 class Question(TypedDict):
-    """What a grader gets to see."""
+    """The input of a grader."""
 
     completion: str
     gold: str
@@ -59,7 +59,7 @@ class Question(TypedDict):
 
 
 class Case(Question):
-    """One row of the case table: a completion and what a careful person says of it."""
+    """A row of the case table: a completion and the verdict of a careful reader."""
 
     correct: bool
     kind: str
@@ -68,7 +68,7 @@ class Case(Question):
 
 
 class Outcome(NamedTuple):
-    """What a grader said of one case: right, wrong or None (it abstains); or its error."""
+    """A grader's verdict on one case: right, wrong or None (it abstains); or its error."""
 
     verdict: bool | None
     error: str
@@ -77,7 +77,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Grader:
-    """A grader by name; `grade` judges one case."""
+    """A named grader. `grade` judges one case."""
 
     name: str
     grade: Callable[[Question], bool | None]
@@ -87,7 +87,7 @@ class Grader:
 
 
 def our_graders() -> list[Grader]:
-    """The judge of training and evaluation, and the last number that evaluation reports beside."""
+    """Return the judge of training and evaluation, and the lenient one of the reports."""
     return [
         Grader("ours", lambda c: is_correct(c["completion"], c["gold"], c["prompt_format"])),
         Grader("ours, lenient", lambda c: lenient_is_correct(c["completion"], c["gold"])),
@@ -95,10 +95,10 @@ def our_graders() -> list[Grader]:
 
 
 def lm_eval_graders() -> list[Grader]:
-    """The filters of lm-evaluation-harness's own gsm8k task, then its own exact match.
+    """Return the two filters of lm-evaluation-harness's gsm8k task, with its exact match.
 
-    The task is built from the YAML file in the package; only its data set is replaced, by one row,
-    so that nothing is downloaded. It gets the gold answer as GSM8K has it.
+    The task is built from the YAML file in the package. Only its data set is replaced, by one row,
+    so that nothing is downloaded. It gets the gold answer in GSM8K's format.
     """
     import lm_eval  # type: ignore[import-not-found]
     from datasets import Dataset, DatasetDict
@@ -126,7 +126,7 @@ def lm_eval_graders() -> list[Grader]:
 
 
 def math_verify_grader() -> Grader:
-    """`verify(parse(gold), parse(completion))` with the default settings, as its README shows."""
+    """Return `verify(parse(gold), parse(completion))` with default settings, as in its README."""
     from math_verify import parse, verify  # type: ignore[import-not-found]
 
     return Grader(
@@ -136,7 +136,7 @@ def math_verify_grader() -> Grader:
 
 
 def accuracy_reward_grader() -> Grader:
-    """TRL's reward, called as its trainer does: a chat completion and a column `solution`."""
+    """Return TRL's reward, called as by its trainer: a chat completion and a `solution` column."""
     from trl.rewards import accuracy_reward
 
     def grade(case: Question) -> bool | None:
@@ -148,7 +148,7 @@ def accuracy_reward_grader() -> Grader:
 
 
 def latex_gold(case: Question) -> str:
-    """The gold number as Math-Verify wants it.
+    """Format the gold number for Math-Verify.
 
     >>> latex_gold({"gold": "9 * 2 = 18\\n#### 1,018"})
     '$1018$'
@@ -160,23 +160,23 @@ def latex_gold(case: Question) -> str:
 
 
 def read_cases(path: Path) -> list[Case]:
-    """The case table, one JSON object a line."""
+    """Read the case table, one JSON object per line."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def run(grader: Grader, cases: Sequence[Case]) -> list[Outcome]:
-    """Grade every case; a first pass warms up, as patterns are compiled when first needed."""
+    """Grade every case, after a first pass that compiles the patterns."""
     for case in cases:
         attempt(grader, case)
     return [attempt(grader, case) for case in cases]
 
 
 def attempt(grader: Grader, case: Question) -> Outcome:
-    """Grade one case in CPU seconds of this process; an exception is an outcome too."""
+    """Grade one case and measure its CPU time. An exception is an outcome too."""
     start = time.process_time()
     try:
         verdict, error = grader.grade(case), ""
-    except Exception as problem:  # what graders raise on odd text is part of the comparison
+    except Exception as problem:  # the comparison includes graders that raise on odd text
         verdict, error = None, f"{type(problem).__name__}: {problem}"[:200]
     return Outcome(verdict, error, time.process_time() - start)
 
@@ -185,7 +185,7 @@ def attempt(grader: Grader, case: Question) -> Outcome:
 
 
 def tables(cases: Sequence[Case], outcomes: dict[str, list[Outcome]]) -> str:
-    """Two Markdown tables: where the graders agree with the case table, and how they err."""
+    """Render two Markdown tables: agreement with the case table, and mistakes by type."""
     groups = groups_of(cases)
     sizes = [f"{name} ({len(rows)})" for name, rows in groups.items()]
     agreement = [["Agrees with the table on", *sizes]]
@@ -197,7 +197,7 @@ def tables(cases: Sequence[Case], outcomes: dict[str, list[Outcome]]) -> str:
 
 
 def groups_of(cases: Sequence[Case]) -> dict[str, list[int]]:
-    """The row numbers of all cases, of each kind, of each format, and of what a model wrote."""
+    """Return the row numbers of all cases, each kind, each format, and those a model wrote."""
     groups = {"all": [*range(len(cases))]}
     for kind in KINDS:
         groups[kind] = [i for i, case in enumerate(cases) if case["kind"] == kind]
@@ -208,7 +208,7 @@ def groups_of(cases: Sequence[Case]) -> dict[str, list[int]]:
 
 
 def example_table(graders: Sequence[Grader]) -> str:
-    """What each grader says of the `EXAMPLES`, as a Markdown table."""
+    """Render a Markdown table of each grader's verdicts on the `EXAMPLES`."""
     rows = [["Completion", *(grader.name for grader in graders)]]
     for prompt_format, completion in EXAMPLES:
         case = Question(completion=completion, gold="#### 18", prompt_format=prompt_format)
@@ -217,7 +217,7 @@ def example_table(graders: Sequence[Grader]) -> str:
 
 
 def in_words(outcome: Outcome) -> str:
-    """An outcome for people.
+    """Describe an outcome in words.
 
     >>> in_words(Outcome(False, "", 5.02))
     'wrong, 5.0 s'
@@ -227,16 +227,16 @@ def in_words(outcome: Outcome) -> str:
 
 
 def agreed(cases: Sequence[Case], outcomes: Sequence[Outcome], rows: Sequence[int]) -> str:
-    """The share of `rows` on which grader and case table agree; a dash if there are none."""
+    """Format the share of `rows` on which grader and case table agree; "-" for no rows."""
     if not rows:
         return "-"
     count = sum(outcomes[i].verdict == cases[i]["correct"] for i in rows)
-    # 100 % is said of all and of nothing less.
+    # Rounded down, so that only full agreement gives 100 %.
     return f"{int(1000 * count / len(rows)) / 10:.1f} %"
 
 
 def count_mistakes(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> list[str]:
-    """False rights, false wrongs, abstentions, errors, and the slowest case in milliseconds."""
+    """Count false rights, false wrongs, abstentions and errors; add the slowest case in ms."""
     pairs = list(zip(cases, outcomes, strict=True))
     counts = [
         sum(found.verdict is True and not case["correct"] for case, found in pairs),
@@ -249,7 +249,7 @@ def count_mistakes(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> list[s
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as a Markdown table, the first one as its head, numbers to the right.
+    """Format rows as a Markdown table with a header row and right-aligned numbers.
 
     >>> print(markdown([["a", "b"], ["x", "1"]]))
     | a | b |
@@ -261,7 +261,10 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def replace_between_marks(document: str, text: str) -> str:
-    """`document` with `text` between its two `graders` comments; ValueError if it lacks them.
+    """Put `text` between the two `graders` comments of a document.
+
+    Raises:
+        ValueError: the document lacks a comment.
 
     >>> replace_between_marks(f"a\\n{BEGIN}\\nold\\n{END}\\nb", "new").split()
     ['a', '<!--', 'graders:begin', '-->', 'new', '<!--', 'graders:end', '-->', 'b']
@@ -269,7 +272,7 @@ def replace_between_marks(document: str, text: str) -> str:
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise ValueError(f"no {BEGIN} ... {END} to write between")
+        raise ValueError(f"the document needs {BEGIN} and {END}: add both comments")
     return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
 
 
@@ -277,7 +280,7 @@ def replace_between_marks(document: str, text: str) -> str:
 
 
 def check_packages() -> None:
-    """Leave with one line that says what to install, if a grader's package is missing."""
+    """Exit with the command to install, if a grader's package is missing."""
     missing = [package for module, package in NEEDED.items() if find_spec(module) is None]
     if missing:
         sys.exit(f"error: a grader is not installed: pip install {' '.join(missing)}")
@@ -289,7 +292,7 @@ def write_json(
     cases: Sequence[Case],
     outcomes: dict[str, list[Outcome]],
 ) -> None:
-    """Every case with what each grader said of it, for looking into disagreements."""
+    """Write every case with all verdicts, to inspect disagreements."""
     rows: list[dict[str, Any]] = [
         {**case, "graders": {name: found[i]._asdict() for name, found in outcomes.items()}}
         for i, case in enumerate(cases)
@@ -303,18 +306,18 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--cases", type=Path, default=ROOT / "tests/rewards/cases.jsonl")
-    add("--doc", type=Path, default=ROOT / "docs/grading.md", help="where the tables go")
-    add("--out", type=Path, default=Path("graders.json"), help="every verdict")
+    add("--doc", type=Path, default=ROOT / "docs/grading.md", help="the document to update")
+    add("--out", type=Path, default=Path("graders.json"), help="the file for all verdicts")
     return parser.parse_args(arguments)
 
 
 def main() -> None:
-    """Run every grader on every case, write the tables into the document, print them."""
+    """Run every grader on every case, update the document and print the tables."""
     args = parse_args()
     check_packages()
     cases = read_cases(args.cases)
     graders = [*our_graders(), *lm_eval_graders(), math_verify_grader(), accuracy_reward_grader()]
-    gc.freeze()  # a collection of all that the packages have loaded outlasts any verdict
+    gc.freeze()  # collecting all objects of the packages takes longer than any verdict
     outcomes = {grader.name: run(grader, cases) for grader in graders}
     versions = {name: version(name) for name in VERSIONS}
     used = ", ".join(f"{name} {number}" for name, number in versions.items())

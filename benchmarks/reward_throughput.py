@@ -1,11 +1,11 @@
-"""How many completions a second each reward scores on one core, and what a training step pays.
+"""Measure how many completions per second each reward scores on one core.
 
     python benchmarks/reward_throughput.py --out reward_throughput.json
 
-The completions are made from what the repository holds: chains of the quickstart's problems with
-their solutions, as long as a worked GSM8K solution (100 to 250 tokens), right and wrong, without
-tags, with text behind the answer, cut off and looping, and what SmolLM2-135M wrote in the case
-table of the judge. No GPU, no model, one thread.
+The completions come from this repository: chains of the quickstart's problems with their solutions,
+as long as a worked GSM8K solution (100 to 250 tokens). They are right, wrong, without tags, with
+trailing text, truncated or looping. SmolLM2-135M's completions in the judge's case table are added.
+No GPU, no model, one thread.
 """
 
 import argparse
@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))  # `rewards`, whether or not the project is instal
 from rewards import REWARDS, Reward, load_rewards  # noqa: E402
 
 STEP = 256  # completions of one training step, and of one call of a reward
-# A mix as early training sees it, in percent. Hostile texts are for the tests of the judge.
+# A mix typical of early training, in percent. Hostile texts belong to the tests of the judge.
 MIX = {
     "right": 40,
     "wrong": 20,
@@ -39,7 +39,7 @@ MIX = {
     "loop": 4,
     "sampled": 10,
 }
-# Such a text has 2.8 characters a token of SmolLM2: 100 to 250 tokens of reasoning.
+# These texts have 2.8 characters per SmolLM2 token: 100 to 250 tokens of reasoning.
 CHARACTERS_PER_TOKEN = 2.8
 MIN_CHARACTERS, MAX_CHARACTERS = 280, 700
 TEMPLATES = {
@@ -49,7 +49,7 @@ TEMPLATES = {
 XML_REWARDS = ("strict_format", "trailing_text", "integer_answer", "answer_correctness")
 _CALCULATOR = re.compile("<<[^>]*>>")
 
-Batch = dict[str, Any]  # what TRL passes to a reward by keyword
+Batch = dict[str, Any]  # the keyword arguments that TRL passes to a reward
 
 
 class Solution(NamedTuple):
@@ -76,7 +76,7 @@ class Sample(NamedTuple):
 
 
 def make_samples(count: int, prompt_format: str, seed: int) -> list[Sample]:
-    """`count` completions in the proportions of `MIX`; the same ones for the same seed.
+    """Generate `count` completions in the proportions of `MIX`, reproducibly from a seed.
 
     >>> make_samples(2, "xml", seed=0) == make_samples(2, "xml", seed=0)
     True
@@ -102,7 +102,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _solve(problems: Sequence[dict[str, Any]], rng: random.Random) -> Solution:
-    """Problems in a row, each told and then worked out, until the reasoning is long enough."""
+    """Chain problems with their solutions until the reasoning is long enough."""
     wanted = rng.randint(MIN_CHARACTERS, MAX_CHARACTERS)
     parts: list[str] = []
     gold = ""
@@ -116,7 +116,7 @@ def _solve(problems: Sequence[dict[str, Any]], rng: random.Random) -> Solution:
 
 
 def _render(kind: str, solution: Solution, template: str, rng: random.Random) -> str:
-    """One completion of the given kind."""
+    """Render a completion of the given kind."""
     right = template.format(reasoning=solution.reasoning, answer=solution.answer)
     if kind == "wrong":
         wrong = solution.answer + rng.randint(1, 9)
@@ -134,7 +134,7 @@ def _render(kind: str, solution: Solution, template: str, rng: random.Random) ->
 
 
 def batches(samples: Sequence[Sample], prompt_format: str) -> list[Batch]:
-    """What TRL would pass by keyword for `STEP` chat-form completions at a time."""
+    """Return TRL's keyword arguments, for `STEP` chat completions at a time."""
     return [
         {
             "prompts": [[{"role": "user", "content": "?"}] for _ in rows],
@@ -151,9 +151,9 @@ def batches(samples: Sequence[Sample], prompt_format: str) -> list[Batch]:
 
 
 def measure(rewards: Sequence[Reward], data: Sequence[Batch], repeats: int, row: Row) -> None:
-    """Fill a row with the throughput of `rewards`, called one after the other on every batch.
+    """Add the throughput of `rewards` to a row, called in sequence on every batch.
 
-    CPU seconds of this process, not wall-clock: other work on the machine does not count.
+    Measures CPU time of this process, so other jobs on the machine do not count.
     """
     count = sum(len(batch["completions"]) for batch in data)
     scores = _score(rewards, data)  # also compiles the patterns
@@ -178,7 +178,7 @@ def _cpu_seconds(function: Callable[[], object]) -> float:
 
 
 def variants() -> list[tuple[str, str, list[str]]]:
-    """What is measured: a name, the prompt format of the completions, and the rewards."""
+    """List the variants to measure: name, prompt format of the completions, rewards."""
     alone = [(name, "boxed" if name.startswith("boxed") else "xml", [name]) for name in REWARDS]
     return [*alone, ("the four of xml", "xml", [*XML_REWARDS])]
 
@@ -187,7 +187,7 @@ def variants() -> list[tuple[str, str, list[str]]]:
 
 
 def cpu_name() -> str:
-    """The processor, where Linux names it."""
+    """Return the name of the processor, from /proc/cpuinfo if available."""
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.exists() else ""
     match = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
@@ -195,7 +195,7 @@ def cpu_name() -> str:
 
 
 def describe(samples: Sequence[Sample]) -> dict[str, Any]:
-    """How many completions there are of each kind, and how long they are."""
+    """Describe the completions: count per kind, mean and maximum length."""
     lengths = [len(sample.text) for sample in samples]
     kinds = [sample.kind for sample in samples]
     return {
@@ -210,7 +210,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--completions", type=int, default=10_000)
-    add("--repeats", type=int, default=7, help="timed passes; the median counts")
+    add("--repeats", type=int, default=7, help="timed passes; the result is their median")
     add("--seed", type=int, default=0)
     add("--out", type=Path, default=Path("reward_throughput.json"))
     add("--time_budget", type=float, default=540.0, help="seconds; later variants are skipped")
@@ -218,7 +218,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Make the completions, time every variant, print the table."""
+    """Generate the completions, time every variant, print the table."""
     args = parse_args()
     report = Report(args.out, vars(args) | {"mix": MIX, "step": STEP}, args.time_budget)
     report.set("cpu", cpu_name())

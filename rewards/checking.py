@@ -1,7 +1,7 @@
-"""The contract of a reward, enforced: what it is called with, and what it may return.
+"""Enforce the contract of a reward: its arguments and its return values.
 
-A reward that breaks the contract stops the run and says which reward, which completion and why.
-Scoring it 0 would hide the fault in the curves.
+A reward that breaks the contract stops the run. The error names the reward, the completion and the
+problem. A score of 0 would hide the bug in the reward curve.
 """
 
 import asyncio
@@ -18,25 +18,29 @@ from typing import Any
 
 from rewards.completions import Scores, prompt_text, text_of
 
-# What TRL passes on every call, besides the columns of the dataset.
+# Arguments that TRL passes on every call, besides the data set columns.
 PASSED_BY_TRL = (
     *("prompts", "completions", "completion_ids"),
     *("trainer_state", "log_extra", "log_metric"),
 )
-# Columns that TRL keeps to itself (grpo_trainer.py:1584, version 1.16.0).
+# Columns that TRL does not pass on (grpo_trainer.py:1584, version 1.16.0).
 _NOT_PASSED = ("prompt", "completion", "completion_ids")
 MAX_SHOWN_CHARS = 2_000
 
 
 class RewardSpecError(ValueError):
-    """What a config says of its rewards cannot work; the message is one line with the mend."""
+    """The rewards of a config cannot be loaded. The message is one line that says how to fix it."""
 
 
 class RewardError(Exception):
-    """A reward raised, or returned what is no score; an exception of its own is the cause."""
+    """A reward raised or returned something other than scores. Its own exception is the cause."""
 
     def own_traceback(self) -> str:
-        """The traceback of the reward's exception from the reward's first frame on, or nothing."""
+        """Format the traceback of the reward's exception, starting at the reward's first frame.
+
+        Returns:
+            The traceback, or an empty string if the reward did not raise.
+        """
         if self.__cause__ is None:
             return ""
         frame = self.__cause__.__traceback__
@@ -46,14 +50,14 @@ class RewardError(Exception):
 
 
 def check_signature(reward: Any, columns: Sequence[str]) -> None:
-    """Refuse a reward that cannot be called with what TRL passes.
+    """Check that a reward accepts the arguments that TRL passes.
 
     Args:
         reward: the reward function.
-        columns: the columns of the dataset; each but ``prompt`` is passed by its name.
+        columns: data set columns. Each except ``prompt`` is passed by name.
 
     Raises:
-        RewardSpecError: one line that says what to change in its signature.
+        RewardSpecError: its signature does not match.
     """
     passed = [*PASSED_BY_TRL, *(name for name in columns if name not in _NOT_PASSED)]
     try:
@@ -62,8 +66,8 @@ def check_signature(reward: Any, columns: Sequence[str]) -> None:
         name = reward_name(reward)
         if "missing" in str(error):
             raise RewardSpecError(
-                f"reward {name!r}: {error}, and the dataset has no such column; "
-                f"a reward is called with: {', '.join(passed)}"
+                f"reward {name!r}: {error}, and the data set has no such column; "
+                f"rewards are called with: {', '.join(passed)}"
             ) from error
         raise RewardSpecError(
             f"reward {name!r}: {error}: end its parameters with **kwargs"
@@ -71,15 +75,15 @@ def check_signature(reward: Any, columns: Sequence[str]) -> None:
 
 
 def checked(reward: Any, timeout: float = 0.0) -> Any:
-    """Wrap a reward so that it returns floats and None only, or raises `RewardError`.
+    """Wrap a reward so that it returns only floats and None, or raises `RewardError`.
 
-    The wrapper has the reward's name, is async where the reward is, and can be pickled where the
+    The wrapper keeps the reward's name. It is async if the reward is, and can be pickled if the
     reward can.
 
     Args:
         reward: the reward function.
-        timeout: seconds that one call may take; 0 for no limit. With a limit the reward runs in a
-            thread of its own, all calls of an async one in the same event loop.
+        timeout: seconds allowed for one call; 0 for no limit. With a limit, the reward runs in a
+            separate thread. All calls of an async reward share one event loop.
 
     >>> def reward_all(completions, **kwargs): return [1]
     >>> checked(reward_all)(completions=["18"])
@@ -94,7 +98,11 @@ def checked(reward: Any, timeout: float = 0.0) -> Any:
 
 
 def reward_name(reward: Any) -> str:
-    """The name under which a reward is logged."""
+    """Return the name that a reward is logged under.
+
+    >>> reward_name(reward_name)
+    'reward_name'
+    """
     return str(getattr(reward, "__name__", type(reward).__name__))
 
 
@@ -130,14 +138,14 @@ class _Checked:
         count = len(arguments["completions"])
         return RewardError(
             f"reward {self.__name__!r} did not score {count} completions within {self.timeout:g} s:"
-            " mend it, or raise reward_timeout"
+            " make it faster, or raise reward_timeout"
         )
 
 
 class _CheckedAsync(_Checked):
     @functools.cached_property
     def _loop(self) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
-        """An event loop that may be blocked: TRL's own must go on, or no limit would act."""
+        """Start an event loop that may block: TRL's own has to keep running for the timeout."""
         loop = asyncio.new_event_loop()
         thread = threading.Thread(
             target=loop.run_forever, name=f"reward {self.__name__}", daemon=True
@@ -155,7 +163,7 @@ class _CheckedAsync(_Checked):
         scores = asyncio.run_coroutine_threadsafe(self._scores(arguments), loop)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(scores), self.timeout)
-        except TimeoutError:  # not the reward's own: that became a `RewardError`
+        except TimeoutError:  # one that the reward raised has become a `RewardError`
             raise self._too_slow(arguments) from _where_it_is(thread)
 
 
@@ -171,18 +179,18 @@ class _CheckedSync(_Checked):
             except BaseException as error:
                 scores.set_exception(error)
 
-        # A daemon: nothing can end a thread that hangs, and the process must not wait for it.
+        # A daemon: a thread that hangs cannot be stopped, and the process must not wait for it.
         thread = threading.Thread(target=work, name=f"reward {self.__name__}", daemon=True)
         thread.start()
         try:
             return scores.result(timeout=self.timeout)
         except TimeoutError:
-            if scores.done():  # in the last moment
+            if scores.done():  # it finished at the last moment
                 return scores.result()
             raise self._too_slow(arguments) from _where_it_is(thread)
 
     def _run(self, arguments: dict[str, Any]) -> Scores:
-        # Awaits nothing that suspends: the first step of the coroutine is the last.
+        # A sync reward never suspends, so the first step of the coroutine is also the last.
         try:
             self._scores(arguments).send(None)
         except StopIteration as done:
@@ -192,13 +200,13 @@ class _CheckedSync(_Checked):
 
 
 def _where_it_is(thread: threading.Thread) -> TimeoutError | None:
-    """An exception whose traceback is what the reward does now; None where it awaits something."""
+    """Return an exception whose traceback shows where the reward is; None while it awaits."""
     frame: FrameType | None = sys._current_frames().get(thread.ident or 0)
     stack = None
-    while frame is not None and frame.f_code.co_filename != __file__:  # up to where it was called
+    while frame is not None and frame.f_code.co_filename != __file__:  # up to its call
         stack = TracebackType(stack, frame, frame.f_lasti, frame.f_lineno)
         frame = frame.f_back
-    return None if frame is None else TimeoutError("this is where it was").with_traceback(stack)
+    return None if frame is None else TimeoutError("the reward was here").with_traceback(stack)
 
 
 async def _result(reward: Any, arguments: dict[str, Any]) -> Any:
@@ -212,22 +220,22 @@ def _score(name: str, arguments: dict[str, Any], row: int, score: Any) -> float 
     try:
         number = float(score)
     except (TypeError, ValueError) as error:
-        problem = f"reward {name!r} returned {score!r}, which is no number"
+        problem = f"reward {name!r} returned {score!r}; return a number or None"
         raise RewardError(f"{problem}\n{_describe(arguments, row)}") from error
     if not math.isfinite(number):
-        problem = f"reward {name!r} returned {number}; None is for what it cannot judge"
+        problem = f"reward {name!r} returned {number}; return None where it cannot judge"
         raise RewardError(f"{problem}\n{_describe(arguments, row)}")
     return number
 
 
 async def _first_row_that_raises(reward: Any, arguments: dict[str, Any]) -> str:
-    """Describe the completion at fault, found by scoring one after the other."""
+    """Describe the first completion that raises when scored alone."""
     for row in range(len(arguments["completions"])):
         try:
             await _result(reward, _one_row(arguments, row))
         except Exception:
             return _describe(arguments, row)
-    return "on the batch as a whole; each completion alone is scored"
+    return "on the batch; each completion alone can be scored"
 
 
 def _one_row(arguments: dict[str, Any], row: int) -> dict[str, Any]:
@@ -239,7 +247,7 @@ def _one_row(arguments: dict[str, Any], row: int) -> dict[str, Any]:
 
 
 def _describe(arguments: dict[str, Any], row: int) -> str:
-    """The row of the batch, with the end of its prompt, its gold answer and its completion."""
+    """Describe a row of the batch: the end of its prompt, its gold answer, its completion."""
     lines = [f"on completion {row} of the batch of {len(arguments['completions'])}"]
     if "prompts" in arguments:
         lines.append(f"prompt:     {_shown(prompt_text(arguments['prompts'][row]))}")

@@ -1,4 +1,4 @@
-"""What TRL hands to a reward, as plain text: completions are strings or lists of chat messages."""
+"""Convert prompts and completions to plain text: TRL passes strings or lists of chat messages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,10 @@ Scores = list[float | None]
 
 
 def text_of(completion: Completion) -> str:
-    """The text that the model wrote: the completion itself, or the content of its last message.
+    """Return the text of a completion: the string itself, or the content of its last message.
+
+    Args:
+        completion: a string or a list of chat messages.
 
     >>> text_of([{"role": "assistant", "content": [{"type": "text", "text": "18"}]}])
     '18'
@@ -25,20 +28,29 @@ def _content(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, str):
         return content
-    # A list of parts; a message that only calls a tool has no content at all.
+    # A list of parts. A message that only calls a tool has no content.
     return "".join(part.get("text") or "" for part in content or [])
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """All that the model was shown, without roles: the prompt itself, or its messages' contents."""
+    """Return the text of a prompt: the string itself, or the contents of its messages."""
     return prompt if isinstance(prompt, str) else "\n".join(map(_content, prompt))
 
 
 def texts_of(completions: Iterable[Completion]) -> list[str]:
-    """The texts of a batch of completions."""
+    """Return the text of each completion.
+
+    Args:
+        completions: B strings or lists of chat messages.
+    """
     return [text_of(completion) for completion in completions]
 
 
 def formats_of(prompt_format: str | Sequence[str], count: int) -> Sequence[str]:
-    """One prompt format a completion, from a dataset column or from one name for all."""
+    """Return one prompt format per completion.
+
+    Args:
+        prompt_format: one name for all, or a data set column.
+        count: number of completions.
+    """
     return [prompt_format] * count if isinstance(prompt_format, str) else prompt_format

@@ -1,4 +1,4 @@
-"""Rewards for the right answer. All of them ask `rewards.grading`, the one judge."""
+"""Rewards for a correct answer. All of them call `rewards.grading`, the only judge."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -24,9 +24,14 @@ def answer_correctness(
     prompt_format: str | Sequence[str] = "xml",
     **kwargs: Any,
 ) -> Scores:
-    """1 if the completion's answer equals the gold answer, else 0; None without a usable gold.
+    """Score 1 if the answer equals the gold answer, else 0.
 
-    Source: `rewards.grading.is_correct`, under the rules of `prompt_format`.
+    Source: `rewards.grading.is_correct`, with the rules of `prompt_format`.
+
+    Args:
+        completions: B completions.
+        answer: B raw GSM8K answers. Without a valid gold answer, the score is None.
+        prompt_format: one name for all, or B names.
 
     >>> answer_correctness(["<answer>18</answer>", "<answer>18</answer>"], ["#### 18", "?"])
     [1.0, None]
@@ -39,9 +44,13 @@ def answer_correctness(
 def boxed_correctness(
     completions: list[Completion], answer: Sequence[str], **kwargs: Any
 ) -> Scores:
-    r"""1 if the last ``\boxed{...}`` equals the gold answer, else 0; None without a usable gold.
+    r"""Score 1 if the last ``\boxed{...}`` equals the gold answer, else 0.
 
-    Source: `rewards.grading.is_correct`, under the rules of the ``boxed`` format.
+    Source: `rewards.grading.is_correct`, with the rules of the ``boxed`` format.
+
+    Args:
+        completions: B completions.
+        answer: B raw GSM8K answers. Without a valid gold answer, the score is None.
 
     >>> boxed_correctness([r"9 * 2 = \boxed{18}", "18"], ["#### 18", "#### 18"])
     [1.0, 0.0]
@@ -57,12 +66,18 @@ def gsm8k_weighted(
     log_metric: LogMetric | None = None,
     **kwargs: Any,
 ) -> Scores:
-    """0.2 * format + 0.8 * answer, the reward of the CS336 GSM8K recipe; None without a gold.
+    """Score 0.2 * format + 0.8 * answer, the reward of the CS336 GSM8K recipe.
 
     Format is 1 for an answer element or a box outside the reasoning, 0.5 for a number without
-    either, else 0. Answer is the strict verdict on that element or box, so a bare number earns
-    its half of the format part and no more: the recipe also pays for a bare number that is right,
-    which teaches nobody to commit to an answer. The means of the two parts are logged.
+    either, else 0. Answer is the strict verdict on that element or box. So a bare number earns half
+    of the format part and nothing else. The original recipe also pays for a bare number if it is
+    correct, which does not teach the model to commit to an answer.
+
+    Args:
+        completions: B completions.
+        answer: B raw GSM8K answers. Without a valid gold answer, the score is None.
+        prompt_format: one name for all, or B names.
+        log_metric: logs the mean of each part.
 
     >>> gsm8k_weighted(["<answer>18</answer>", "<answer>19</answer>", "18"], ["#### 18"] * 3)
     [1.0, 0.2, 0.1]

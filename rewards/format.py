@@ -1,6 +1,6 @@
-"""Rewards for the shape of a completion: its tags, what follows them, and a bare integer inside.
+"""Rewards for the format of a completion: its tags, trailing text, and a bare integer answer.
 
-The rules are those of the four-tag ``xml`` prompt format.
+The rules are those of the ``xml`` prompt format, which has four tags.
 """
 
 import re
@@ -17,7 +17,7 @@ _INTEGER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)")
 
 
 def has_strict_format(text: str) -> bool:
-    """Whether the whole text is one thinking and one answer block, tags on lines of their own.
+    """Check that the text is one thinking and one answer block, with each tag on its own line.
 
     >>> has_strict_format("<thinking>\\n9 * 2\\n</thinking>\\n<answer>\\n18\\n</answer>")
     True
@@ -34,10 +34,14 @@ def has_strict_format(text: str) -> bool:
 
 
 def has_asked_format(text: str, prompt_format: str) -> bool:
-    r"""Whether the whole text has the shape that its prompt format asks for; for reports.
+    r"""Check that the text has the format that its prompt asks for. Used in reports.
 
     ``xml``: `has_strict_format`. ``r1_zero``: reasoning, ``</think>``, one answer element, nothing
-    else. ``boxed``: a box outside the reasoning, and no row of them.
+    else. ``boxed``: one box outside the reasoning.
+
+    Args:
+        text: the completion.
+        prompt_format: the name of the prompt format.
 
     >>> has_asked_format("9 * 2 = 18 </think> <answer> 18 </answer>", "r1_zero")
     True
@@ -58,7 +62,7 @@ def has_asked_format(text: str, prompt_format: str) -> bool:
 
 
 def has_trailing_text(text: str) -> bool:
-    """Whether anything but white space follows the last ``</answer>``.
+    """Check whether anything but white space follows the last ``</answer>``.
 
     >>> has_trailing_text("<answer>18</answer> I hope this helps!")
     True
@@ -70,7 +74,7 @@ def has_trailing_text(text: str) -> bool:
 
 
 def is_integer_answer(text: str) -> bool:
-    """Whether the one answer element outside the reasoning holds an integer and nothing else.
+    """Check that the only answer element outside the reasoning holds just an integer.
 
     >>> is_integer_answer("<answer> 1,200 </answer>")
     True
@@ -82,9 +86,12 @@ def is_integer_answer(text: str) -> bool:
 
 
 def strict_format(completions: list[Completion], **kwargs: Any) -> Scores:
-    """+1 if the whole completion has the strict four-tag format, else -1.
+    """Score +1 if the completion has the strict four-tag format, else -1.
 
-    Source: `has_strict_format`, the pattern that the ``xml`` system prompt asks for.
+    Source: `has_strict_format`, the format that the ``xml`` system prompt asks for.
+
+    Args:
+        completions: B completions.
 
     >>> strict_format(["<thinking>\\n9 * 2\\n</thinking>\\n<answer>\\n18\\n</answer>", "18"])
     [1.0, -1.0]
@@ -93,10 +100,13 @@ def strict_format(completions: list[Completion], **kwargs: Any) -> Scores:
 
 
 def trailing_text(completions: list[Completion], **kwargs: Any) -> Scores:
-    """0 if the completion ends with its answer element, -0.5 if text follows or there is no tag.
+    """Score 0 if the completion ends with its answer element, else -0.5.
 
-    Source: `has_trailing_text`; a missing ``</answer>`` is penalised so that leaving it out does
-    not pay.
+    Source: `has_trailing_text`. A missing ``</answer>`` scores -0.5 too, so that leaving it out
+    does not pay.
+
+    Args:
+        completions: B completions.
 
     >>> trailing_text(["<answer>18</answer>", "<answer>18</answer> Done.", "18"])
     [0.0, -0.5, -0.5]
@@ -108,9 +118,12 @@ def trailing_text(completions: list[Completion], **kwargs: Any) -> Scores:
 
 
 def integer_answer(completions: list[Completion], **kwargs: Any) -> Scores:
-    """+1 if the single answer element holds an integer and nothing else, else -1.
+    """Score +1 if the only answer element holds just an integer, else -1.
 
-    Source: `is_integer_answer`. Whether the integer is right is left to `answer_correctness`.
+    Source: `is_integer_answer`. `answer_correctness` checks whether the integer is correct.
+
+    Args:
+        completions: B completions.
 
     >>> integer_answer(["<answer>18</answer>", "<answer>$18</answer>"])
     [1.0, -1.0]

@@ -1,24 +1,23 @@
-"""The judge: is the answer in a completion the gold answer? Everything that scores asks here.
+"""The judge: decide whether the answer in a completion is the gold answer. All scores come from it.
 
-Where the answer is
+Finding the answer
     ``xml`` and ``r1_zero``: complete, exactly spelled ``<answer>…</answer>`` elements outside the
-    reasoning; if there are several they must agree. ``boxed``: the last complete ``\\boxed{…}``
-    outside the reasoning, unless it ends a row of different boxes, is a part of a longer formula,
-    or later prose contradicts it.
-    Reasoning is ``<thinking>``, ``<think>`` or ``<reasoning>`` up to its close tag; one that never
-    closes swallows the rest. The prompt of ``r1_zero`` ends in ``<think>``, so there everything up
-    to the last ``</think>`` is reasoning.
-What the answer is
-    Exactly one value, compared exactly; `rewards.values` has the rules.
+    reasoning. Several elements must agree. ``boxed``: the last complete ``\\boxed{…}`` outside the
+    reasoning, unless it ends a row of different boxes, is part of a longer formula, or later prose
+    contradicts it.
+    Reasoning is ``<thinking>``, ``<think>`` or ``<reasoning>`` up to its close tag. If it never
+    closes, the rest of the text is reasoning. The prompt of ``r1_zero`` ends in ``<think>``, so
+    everything up to the last ``</think>`` is reasoning.
+Reading the answer
+    Exactly one value, compared exactly. `rewards.values` has the rules.
 
-Every verdict takes time linear in the completion and raises for no text: tags are found by
-`str.find` or by patterns that cannot backtrack, and what is inside an answer is only read when it
-is short.
+A verdict takes time linear in the length of the completion, and never raises. Tags are found with
+`str.find` or with patterns that cannot backtrack, and an answer is read only if it is short.
 
-Math-Verify, which TRL's `accuracy_reward` uses, is not the judge here. It looks for LaTeX or
-``\\boxed`` anchors, so it passes over plain text inside tags; it accepts what is mathematically
-equivalent, which lets unevaluated sums and several candidates pass; and its time-outs rest on
-`signal.alarm`, which works only on the main thread.
+Math-Verify, which TRL's `accuracy_reward` uses, is not suitable as the judge. It looks for LaTeX or
+``\\boxed``, so it ignores plain text inside tags. It accepts everything that is mathematically
+equivalent, including unevaluated sums and several candidates. Its timeouts use `signal.alarm`,
+which works only on the main thread.
 """
 
 import re
@@ -30,21 +29,21 @@ from rewards.values import Number, holds_number, numbers_in, read_integer, read_
 
 PROMPT_FORMATS = ("xml", "r1_zero", "boxed")
 OPEN, CLOSE, BOX = "<answer>", "</answer>", "\\boxed"
-# No honest completion has as many tags; the limits keep hostile ones linear and fast.
+# No honest completion has this many tags. The limits keep judging hostile ones linear and fast.
 MAX_TAGS = 400
 MAX_DISTINCT_ANSWERS = 8
-MAX_ABANDONED = 2_000  # characters of an answer begun and given up in which a number is looked for
+MAX_ABANDONED = 2_000  # characters of an unfinished answer that are searched for a number
 MAX_BOXES = 32
 MAX_BOX_CHARS = 400
 
 
 class GoldError(ValueError):
-    """The gold answer cannot be judged against: it has no ``####``, or no integer after it."""
+    """The gold answer is invalid: it has no ``####``, or no integer after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a completion is right, the value it gives, and one plain sentence saying why."""
+    """A verdict: correct or not, the extracted value, and the reason in one sentence."""
 
     correct: bool
     extracted: str | None
@@ -61,7 +60,16 @@ class _Answer:
 
 
 def parse_gold(answer: str) -> str:
-    """The gold integer of a GSM8K answer: what follows the last ``####``, in canonical digits.
+    """Parse the gold integer of a GSM8K answer: the text after the last ``####``.
+
+    Args:
+        answer: the raw answer column.
+
+    Returns:
+        The integer in canonical digits.
+
+    Raises:
+        GoldError: there is no ``####``, or no integer after it.
 
     >>> parse_gold("9 * 2 = <<9*2=18>>18\\n#### 1,018")
     '1018'
@@ -73,10 +81,10 @@ def parse_gold(answer: str) -> str:
 def _gold_number(answer: str) -> Number:
     _, mark, text = answer.rpartition("####")
     if not mark:
-        raise GoldError("gold answer has no '####'")
+        raise GoldError("gold answer has no '####'; end it in '#### 42'")
     number = read_integer(text.strip())
     if number is None:
-        raise GoldError(f"gold answer is no integer: {text.strip()[:40]!a}")
+        raise GoldError(f"gold answer must be an integer, not {text.strip()[:40]!a}")
     return number
 
 
@@ -84,7 +92,18 @@ def _gold_number(answer: str) -> Number:
 
 
 def judge(completion: str, gold: str, prompt_format: str = "xml") -> Verdict:
-    """Judge a completion against a raw GSM8K answer, with the value found and the reason.
+    """Judge a completion against a raw GSM8K answer.
+
+    Args:
+        completion: the text of the completion.
+        gold: the raw answer column, ending in ``#### 18``.
+        prompt_format: one of `PROMPT_FORMATS`.
+
+    Returns:
+        The verdict, with the extracted value and the reason.
+
+    Raises:
+        ValueError: the gold answer is invalid, or the prompt format is unknown.
 
     >>> judge("<thinking>9 * 2</thinking><answer>$18</answer>", "#### 18", "xml")
     Verdict(correct=True, extracted='18', reason='18 is the gold answer')
@@ -103,7 +122,15 @@ def judge(completion: str, gold: str, prompt_format: str = "xml") -> Verdict:
 
 
 def is_correct(completion: str, gold: str, prompt_format: str = "xml") -> bool:
-    r"""Whether the completion's answer equals the gold answer; ValueError if there is no gold.
+    r"""Check whether the completion's answer equals the gold answer.
+
+    Args:
+        completion: the text of the completion.
+        gold: the raw answer column, ending in ``#### 18``.
+        prompt_format: one of `PROMPT_FORMATS`.
+
+    Raises:
+        ValueError: the gold answer is invalid, or the prompt format is unknown.
 
     >>> is_correct("<answer>eighteen</answer>", "#### 18", "xml")
     True
@@ -115,7 +142,14 @@ def is_correct(completion: str, gold: str, prompt_format: str = "xml") -> bool:
 
 
 def extract_answer(completion: str, prompt_format: str = "xml") -> str | None:
-    """The value that the completion answers, in canonical digits; None if it gives no single one.
+    """Extract the value of the completion's answer.
+
+    Args:
+        completion: the text of the completion.
+        prompt_format: one of `PROMPT_FORMATS`.
+
+    Returns:
+        The value in canonical digits; None unless the answer is a single value.
 
     >>> extract_answer("<answer>$1,200.00 a year</answer>", "xml")
     '1200'
@@ -127,10 +161,17 @@ def extract_answer(completion: str, prompt_format: str = "xml") -> str | None:
 
 
 def lenient_is_correct(completion: str, gold: str) -> bool:
-    """Whether the last number anywhere in the completion is the gold answer.
+    """Check whether the last number in the completion is the gold answer.
 
-    For reporting beside the strict verdict, to tell wrong arithmetic from wrong format. Never for
-    training: a model learns to end on a number and nothing else from it.
+    Reported next to the strict verdict, to tell wrong arithmetic from wrong format. Do not train on
+    it: a model only learns from it to end on a number.
+
+    Args:
+        completion: the text of the completion.
+        gold: the raw answer column, ending in ``#### 18``.
+
+    Raises:
+        GoldError: the gold answer is invalid.
 
     >>> lenient_is_correct("So she makes 9 * 2 = $18.00.", "#### 18")
     True
@@ -158,16 +199,16 @@ def _find_answer(completion: str, prompt_format: str) -> _Answer:
 
 # --- reasoning ----------------------------------------------------------------------------------
 
-# Unlike the answer's own tags these are recognised in any case and with attributes: spelling the
-# tag of the reasoning wrongly must not bring what is inside it into view.
-# The look-ahead changes nothing but halves the time on a text full of "<".
+# Unlike answer tags, these are recognised in any case and with attributes: a misspelled reasoning
+# tag must not make the reasoning visible.
+# The look-ahead does not change the matches. It halves the time on a text full of "<".
 REASONING_TAG = re.compile(r"<(?=/?[tr])(/?)(think(?:ing)?|reasoning)(?:\s[^<>]*)?>", re.IGNORECASE)
-# Stands where reasoning was cut out, so that no answer can reach across the gap.
+# Replaces removed reasoning, so that no answer can span the gap.
 _GAP = "<reasoning>"
 
 
 def visible_text(completion: str, prompt_format: str) -> str:
-    """The completion without its reasoning: what may count as an answer.
+    """Remove the reasoning from a completion. The rest may contain an answer.
 
     >>> visible_text("<think>9 * 2</think> It is 18.", "boxed")
     '<reasoning> It is 18.'
@@ -180,7 +221,7 @@ def visible_text(completion: str, prompt_format: str) -> str:
 
 
 def reasoning_text(completion: str, prompt_format: str) -> str:
-    """What `visible_text` leaves out, without the reasoning's own tags.
+    """Return the text that `visible_text` removes, without the reasoning tags.
 
     >>> reasoning_text("<think>9 * 2</think> It is 18.", "boxed")
     '9 * 2'
@@ -190,7 +231,7 @@ def reasoning_text(completion: str, prompt_format: str) -> str:
 
 
 def _reasoning(completion: str, prompt_format: str) -> list[tuple[int, int]]:
-    """The stretches of reasoning with their tags; all of the completion if it is full of tags."""
+    """Find the spans of reasoning, tags included. A completion full of tags is one span."""
     tags = list(islice(REASONING_TAG.finditer(completion), MAX_TAGS + 1))
     if len(tags) > MAX_TAGS:
         return [(0, len(completion))]
@@ -198,12 +239,12 @@ def _reasoning(completion: str, prompt_format: str) -> list[tuple[int, int]]:
         return _reasoning_spans(tags, len(completion))
     end, tags = _after_prompted_reasoning(tags)
     spans = _reasoning_spans(tags, len(completion))
-    # A stray close tag further on is taken to end what the prompt opened.
+    # A later stray close tag is taken to end the reasoning that the prompt opened.
     return spans if spans and not spans[0][0] else [(0, end or len(completion)), *spans]
 
 
 def _after_prompted_reasoning(tags: list[re.Match[str]]) -> tuple[int, list[re.Match[str]]]:
-    """Where the text after the last ``</think>`` starts (0 if there is none), and its tags."""
+    """Return the end of the last ``</think>`` (0 if there is none) and the tags after it."""
     for index in range(len(tags) - 1, -1, -1):
         if tags[index][0] == "</think>":
             return tags[index].end(), tags[index + 1 :]
@@ -211,7 +252,7 @@ def _after_prompted_reasoning(tags: list[re.Match[str]]) -> tuple[int, list[re.M
 
 
 def _reasoning_spans(tags: list[re.Match[str]], length: int) -> list[tuple[int, int]]:
-    """The stretches of reasoning, in order and apart from each other."""
+    """Return the spans of reasoning, in order and without overlap."""
     partners = _partners(tags)
     spans: list[tuple[int, int]] = []
     seen_open = False
@@ -223,15 +264,15 @@ def _reasoning_spans(tags: list[re.Match[str]], length: int) -> list[tuple[int, 
             close = partners[index]
             spans.append((tag.start(), length if close is None else tags[close].end()))
         elif not seen_open:
-            # A close tag before any open one: the prompt had opened the reasoning.
+            # A close tag before any open tag: the prompt opened the reasoning.
             spans = [(0, tag.end())]
     return spans
 
 
 def _partners(tags: list[re.Match[str]]) -> dict[int, int | None]:
-    """The close tag of every open one: its own if they nest, else the next of its name, else none.
+    """Match each open tag with its close tag, else with the next close tag of its name, else None.
 
-    The second case is reasoning that speaks of its own tag, as in "<think> I <think> so </think>".
+    The second case is reasoning that mentions its tag, as in "<think> I <think> so </think>".
     """
     partners: dict[int, int | None] = {}
     waiting: dict[str, list[int]] = {}
@@ -254,7 +295,10 @@ def _partners(tags: list[re.Match[str]]) -> dict[int, int | None]:
 
 
 def answer_elements(visible: str) -> list[str]:
-    """The contents of all complete ``<answer>`` elements in text freed of reasoning.
+    """Return the contents of all complete ``<answer>`` elements.
+
+    Args:
+        visible: text without reasoning, from `visible_text`.
 
     >>> answer_elements("<answer>17</answer> or <answer>18</answer>")
     ['17', '18']
@@ -263,7 +307,7 @@ def answer_elements(visible: str) -> list[str]:
 
 
 def _elements(visible: str) -> tuple[list[str], str]:
-    """Complete elements, and what follows an open tag that never closes."""
+    """Return the complete elements, and the text after an open tag that never closes."""
     contents: list[str] = []
     position = 0
     while (start := visible.find(OPEN, position)) >= 0:
@@ -288,7 +332,7 @@ def _find_element(visible: str) -> _Answer:
 
 
 def _agreed(contents: list[str], what: str) -> _Answer:
-    """The one value that all `contents` hold."""
+    """Read the one value that all `contents` agree on."""
     distinct = list(dict.fromkeys(contents))
     if len(distinct) > MAX_DISTINCT_ANSWERS:
         return _Answer(None, f"several answer {what} that differ")
@@ -299,7 +343,7 @@ def _agreed(contents: list[str], what: str) -> _Answer:
 
 
 def _read_element(content: str) -> _Answer:
-    """Read one element; "<answer>" may stand in it as a mere mention, before the real one."""
+    """Read one element. It may mention "<answer>" before the real answer."""
     before, _, content = content.rpartition(OPEN)
     if _may_hold_number(before):
         return _Answer(None, "an <answer> element is opened inside another")
@@ -308,7 +352,7 @@ def _read_element(content: str) -> _Answer:
 
 
 def _contradicts(unclosed: str, answer: str) -> bool:
-    """Whether an answer that is cut off goes another way than the complete one before it."""
+    """Check whether a truncated answer differs from the complete one before it."""
     text = unclosed.strip()
     return _may_hold_number(text) and not answer.strip().startswith(text)
 
@@ -324,7 +368,10 @@ _BRACE = re.compile(r"\\[{}]|[{}]")
 
 
 def answer_boxes(visible: str) -> list[str]:
-    r"""The last complete box in text freed of reasoning, and those before it in the same breath.
+    r"""Return the contents of the last complete box, and of the boxes offered together with it.
+
+    Args:
+        visible: text without reasoning, from `visible_text`.
 
     >>> answer_boxes(r"\boxed{9} times 2 is \boxed{18}")
     ['18']
@@ -335,7 +382,7 @@ def answer_boxes(visible: str) -> list[str]:
 
 
 def _boxes(visible: str) -> list[tuple[int, int, int]]:
-    """The last complete outermost boxes as (start, content start, end), in order."""
+    """Find the last complete outermost boxes: (start, content start, end), in order."""
     boxes: list[tuple[int, int, int]] = []
     limit = visible.rfind("}")
     for _ in range(MAX_BOXES):
@@ -352,10 +399,10 @@ def _boxes(visible: str) -> list[tuple[int, int, int]]:
 
 
 def _closing_brace(text: str, position: int) -> int | None:
-    """The index of the brace that closes what opened before `position`; None if there is none.
+    """Find the brace that closes the one before `position`; None if there is none.
 
-    A box that is still open far away is taken to hold all the rest: whether it closes or not, it
-    is too long to be an answer, and is refused as such.
+    A box that is open for too long is taken to contain the rest of the text. It is too long to be
+    an answer, whether it closes or not.
     """
     depth, window = 1, position + MAX_BOX_CHARS
     for match in _BRACE.finditer(text, position, window):
@@ -377,7 +424,7 @@ def _find_boxed(visible: str) -> _Answer:
     if _NOT_MEANT.search(lead):
         return _Answer(None, "the text before the box denies or weakens it")
     if _OPERATOR_BEFORE.search(lead):
-        return _Answer(None, "the box is a part of a longer formula")
+        return _Answer(None, "the box is part of a longer formula")
     tail, opened, unclosed = tail.partition(BOX + "{")
     if reason := _retraction(tail, answer.number):
         return _Answer(None, reason)
@@ -400,7 +447,7 @@ _BARE_GAP = re.compile(
 
 
 def _last_row(visible: str, boxes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """The last box and those before it that no prose separates: they are offered together."""
+    """Return the last box and the boxes before it that no prose separates: one offer."""
     first = max(len(boxes) - 1, 0)
     while first:
         gap = visible[boxes[first - 1][2] + 1 : boxes[first][0]]
@@ -408,27 +455,27 @@ def _last_row(visible: str, boxes: list[tuple[int, int, int]]) -> list[tuple[int
             break
         lead = visible[: boxes[first - 1][0]][-MAX_LEAD:]
         if "=" in gap and _OPERATOR_BEFORE.search(lead):
-            break  # "\boxed{9} * \boxed{2} = \boxed{18}" is a sum and its result
+            break  # "\boxed{9} * \boxed{2} = \boxed{18}" is a calculation and its result
         first -= 1
     return boxes[first:]
 
 
-# --- prose round a box ---------------------------------------------------------------------------
+# --- prose around a box --------------------------------------------------------------------------
 
 MAX_LEAD = 60  # characters read before the box
-MAX_TAIL = 1_000  # characters read at each end of what follows the box
+MAX_TAIL = 1_000  # characters read at each end of the text after the box
 _NOT_MEANT = re.compile(
     r"(?:\b(?:not|never|cannot)|n['\u2019]t)(?: be| equal(?: to)?| the answer){0,2}[^\w.!?\n]*\Z"
     r"|\b(?:than|at least|at most|up to|or)[^\w.!?\n]*\Z"
     r"|\b(?:wrong|incorrect|false) (?:answer|value|result)(?: is| was| would be)?[^\w.!?\n]*\Z",
     re.IGNORECASE,
 )
-# The box is a part of a longer formula: "2 * \boxed{9}", "\sqrt{\boxed{9}}", "x > \boxed{9}".
+# The box is part of a longer formula: "2 * \boxed{9}", "\sqrt{\boxed{9}}", "x > \boxed{9}".
 _OPERATOR_BEFORE = re.compile(
     r"[0-9]\Z|[0-9)}] *[*/^+] *\Z|[\w)}] [<>] *\Z|[\u2260\u2264\u2265\u00b1] *\Z"
     r"|\\(?:times|cdot|div|neq?|leq?|geq?|lt|gt|pm) *\Z|\\(?:[dt]?frac|sqrt) *\{ *\Z"
 )
-_GOES_ON = re.compile(
+_CONTINUES = re.compile(
     r"[0-9]|[.,][0-9]|[kKMB]\b"
     r"|[\s$]*(?i:hundred|thousand|million|billion|trillion)\b"
     r"|[ $]*(?:[-+*/^\u00b1\u2013]|\\(?:times|cdot|div|pm)) *(?:\\?\$)? *[0-9]"
@@ -438,14 +485,14 @@ _FIGURE = r"((?<![0-9,.])[-\u2212]?[$€£]?[0-9][0-9,.]{0,30})"
 _PHRASE = r"((?:[^.\n!?;<]|\.(?=[0-9])){1,60})"
 _ERROR = r"(?:wrong|incorrect|false|mistaken|a mistake|an error)"
 _RIGHT = r"(?:quite )?(?:right|correct|the (?:\w+ )?answer)"
-# Each captures what the text gives as its answer after the box.
-_ANSWERED_ANEW = [
+# Each captures an answer that the text gives after the box.
+_ANSWERED_AGAIN = [
     # "the answer is 20", "#### 20"
     r"(?:\banswer\b(?:\s+(?!would|not)\w{1,20}){0,3}?\s*(?:\b(?:is|was|equals|becomes"
     r"|(?:should|must|could|might|may)(?: also)? be)\b|[=:>])|####|\banswer(?= [0-9]))\s*"
     + _PHRASE,
-    # "wait, no, 20". "Or" counts right behind the box alone: "she needs 2 or 3 more days" is
-    # about something else.
+    # "wait, no, 20". "Or" counts only directly after the box: "she needs 2 or 3 more days" is about
+    # something else.
     r"(?:\A\W*(?:or|maybe|perhaps|possibly|else)|\b(?:wait|actually|oops|correction|sorry|hmm"
     r"|rather|no(?:pe)?|i mean|i meant|make that|instead|alternatively|otherwise"
     r"|(?:it|that|this|which|box|result|value) (?:should be|should have been|must be)))\b"
@@ -458,8 +505,8 @@ _ANSWERED_ANEW = [
     # "\boxed{18}, 20", "\boxed{18} = 20"
     rf"\A[ $]*(?:[,;&|=]|and\b|to\b) *{_FIGURE}(?=\s*(?:$|[\n!?)]))",
 ]
-# Each captures the number that the text turns down.
-_TURNED_DOWN = [
+# Each captures a number that the text rejects.
+_REJECTED = [
     rf"(?:\b(?:not|never|instead of|rather than|replace)|n't)(?: be| equal(?: to)?)? {_FIGURE}",
     rf"{_FIGURE} (?:is|was) (?:\w+ly )?(?:{_ERROR}|not {_RIGHT})\b",
 ]
@@ -489,22 +536,22 @@ _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|[\n;]")
 
 
 def _retraction(tail: str, number: Number) -> str:
-    """Why the prose after a box contradicts it; empty if it does not."""
+    """Return why the prose after a box contradicts it; empty if it does not."""
     if len(tail) > 2 * MAX_TAIL:
         tail = tail[:MAX_TAIL] + "\n" + tail[-MAX_TAIL:]
     tail = tail.replace("\u2019", "'")
-    if _GOES_ON.match(tail):
-        return "the number or the formula goes on after the box"
-    if _TAKEN_BACK.search(tail) or number in _captured(_TURNED_DOWN, tail):
+    if _CONTINUES.match(tail):
+        return "the number or the formula continues after the box"
+    if _TAKEN_BACK.search(tail) or number in _captured(_REJECTED, tail):
         return "the text after the box takes it back"
-    differs = any(other != number for other in _captured(_ANSWERED_ANEW, tail))
+    differs = any(other != number for other in _captured(_ANSWERED_AGAIN, tail))
     if differs or _ends_elsewhere(tail, number):
         return "the text after the box gives another answer"
     return ""
 
 
 def _captured(patterns: list[str], text: str) -> Iterator[Number]:
-    """The values that the patterns capture, where what they capture is a value."""
+    """Yield the values among the captures of the patterns."""
     for pattern in patterns:
         found = re.finditer(pattern, text, re.IGNORECASE)
         for phrase in dict.fromkeys(match[1] for match in found):
@@ -514,7 +561,7 @@ def _captured(patterns: list[str], text: str) -> Iterator[Number]:
 
 
 def _ends_elsewhere(tail: str, number: Number) -> bool:
-    """Whether a last sentence that concludes, or comes after a doubt, has only other numbers."""
+    """Check whether a final conclusion, or a sentence after a doubt, has only other numbers."""
     doubt = _DOUBT.search(tail)
     sentences = _SENTENCE_END.split(tail[doubt.start() :] if doubt else tail)
     last = next((text for text in reversed(sentences) if holds_number(text)), "")

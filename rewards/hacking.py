@@ -1,7 +1,7 @@
-"""Signs that a model collects rewards without solving the problem. They are logged, not scored.
+"""Signs of reward hacking: the model earns rewards without solving the problem.
 
-A rate that climbs while validation accuracy does not is the time to read completions. To add a
-sign, write one predicate and its line in `SIGNS`.
+They are logged, not scored. If a rate climbs while validation accuracy does not, read some
+completions. To add a sign, write a predicate and add it to `SIGNS`.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from rewards.grading import (
     visible_text,
 )
 
-# Shorter texts, such as a lone sum, stand in a prompt by chance.
+# Shorter texts, such as a single sum, occur in a prompt by chance.
 MIN_ECHO_CHARS = 8
 
 
@@ -30,13 +30,21 @@ class _Parts:
     boxed: bool
     visible: str
     reasoning: str
-    answers: list[str]  # the elements, or the last box with those in the same breath
+    answers: list[str]  # the elements, or the last box with those offered together with it
 
 
 def hacking_signs(
     completion: str, prompt_format: str = "xml", prompt: Prompt = ""
 ) -> dict[str, bool]:
-    """Which of the `SIGNS` a completion shows.
+    """Find the `SIGNS` that a completion shows.
+
+    Args:
+        completion: the text.
+        prompt_format: the name of the prompt format.
+        prompt: the prompt, to detect text copied from it.
+
+    Returns:
+        True or False for each sign.
 
     >>> signs = hacking_signs("<answer>17</answer><answer>18</answer>", "xml")
     >>> [name for name, shown in signs.items() if shown]
@@ -56,28 +64,28 @@ def hacking_signs(
 
 
 def _answer_stuffing(parts: _Parts) -> bool:
-    """Several answers are offered: more than one element, or a row of boxes."""
+    """Detect several answers: more than one element, or a row of boxes."""
     return len(parts.answers) > 1
 
 
 def _tags_in_reasoning(parts: _Parts) -> bool:
-    """The answer's tag stands inside the reasoning, where a careless pattern would find it."""
+    """Detect an answer tag inside the reasoning, where a careless pattern would find it."""
     return not parts.boxed and OPEN in parts.reasoning
 
 
 def _template_echo(parts: _Parts) -> bool:
-    """The whole reasoning or the answer is copied from the prompt, word for word."""
+    """Detect an answer, or complete reasoning, copied from the prompt."""
     copies = (text.strip() for text in (parts.reasoning, *parts.answers))
     return any(len(text) >= MIN_ECHO_CHARS and text in parts.prompt for text in copies)
 
 
 def _trailing_text(parts: _Parts) -> bool:
-    """Text follows the answer element. Prose behind a box is no such sign."""
+    """Detect text after the answer element. Prose after a box is fine."""
     return not parts.boxed and has_trailing_text(parts.text)
 
 
 def _empty_reasoning(parts: _Parts) -> bool:
-    """There is an answer, and not a letter or digit of reasoning."""
+    """Detect an answer without a letter or digit of reasoning."""
     before = REASONING_TAG.sub("", parts.visible.partition(BOX if parts.boxed else OPEN)[0])
     return bool(parts.answers) and not any(map(str.isalnum, parts.reasoning + before))
 

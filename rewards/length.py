@@ -1,4 +1,4 @@
-"""Rewards for length, counted in tokens: TRL hands every reward the sampled ids."""
+"""Rewards for length, in tokens. TRL passes the sampled token ids to every reward."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +14,15 @@ def completion_length(
     penalty: float = 0.5,
     **kwargs: Any,
 ) -> Scores:
-    """0 up to `max_tokens` tokens, ``-penalty`` beyond.
+    """Score 0 up to `max_tokens` tokens, ``-penalty`` above.
 
-    Source: the notebook recipe's length reward, here counted in tokens.
+    Source: the length reward of the notebook recipe, counted in tokens.
+
+    Args:
+        completions: B completions.
+        completion_ids: the token ids of each.
+        max_tokens: the longest completion without a penalty, in tokens.
+        penalty: subtracted from longer ones.
 
     >>> completion_length(["", ""], completion_ids=[[7] * 100, [7] * 101])
     [0.0, -0.5]
@@ -33,12 +39,19 @@ def reasoning_length(
     penalty: float = 0.5,
     **kwargs: Any,
 ) -> Scores:
-    """0 from `min_tokens` tokens of reasoning on, ``-penalty`` below: guessing must not pay.
+    """Score 0 for at least `min_tokens` tokens of reasoning, else ``-penalty``.
 
-    Source: none of the recipes; a guard for rewards that make short completions pay.
+    Source: ours. It keeps guessing from paying where other rewards favor short completions.
 
-    Tokens of reasoning are the completion's tokens times the share of its characters that stands
-    in the reasoning (before the answer, for ``boxed``). White space is no reasoning.
+    Reasoning tokens are the completion's tokens times the share of its characters that are part of
+    the reasoning (before the answer, for ``boxed``). White space does not count.
+
+    Args:
+        completions: B completions.
+        completion_ids: the token ids of each.
+        prompt_format: one name for all, or B names.
+        min_tokens: the shortest reasoning without a penalty, in tokens.
+        penalty: subtracted from shorter ones.
 
     >>> guess = "<answer>18</answer>"
     >>> thought = "<thinking>She sells 9 eggs for $2 each.</thinking>" + guess
@@ -62,5 +75,5 @@ def _reasoning_share(text: str, prompt_format: str) -> float:
 
 
 def _written(text: str) -> int:
-    """The number of characters that are not white space."""
+    """Count the characters that are not white space."""
     return sum(map(len, text.split()))

@@ -1,14 +1,14 @@
-"""Read the one number that a short answer text states.
+"""Read the number that a short answer states.
 
-`read_value` accepts what a careful person would call "one value": ``18``, ``$1,200.00``,
-``**18** eggs``, ``x = 18``, ``\\text{18 apples}``, ``twenty-one``, ``1.8e1``. It refuses lists,
+`read_value` accepts what a careful reader would call one value: ``18``, ``$1,200.00``,
+``**18** eggs``, ``x = 18``, ``\\text{18 apples}``, ``twenty-one``, ``1.8e1``. It rejects lists,
 ranges, inequalities, fractions, unevaluated arithmetic, compound amounts, placeholders and
-instructions to whoever grades.
+instructions to the grader.
 
-The text is simplified first (scripts, LaTeX, Markdown), then every number in it is located, and
-what is left round the numbers, its skeleton, is searched for words that change the meaning.
-Numbers are kept as decimal digits and a power of ten: no float, no limit on the number of digits,
-and no work that grows with the size of an exponent.
+First the text is simplified (scripts, LaTeX, Markdown). Then every number in it is located. The
+text around the numbers, the skeleton, is searched for words that change the meaning. Numbers are
+stored as decimal digits and a power of ten: there are no floats, no limit on the number of digits,
+and no work that grows with the exponent.
 """
 
 import re
@@ -17,16 +17,16 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import NamedTuple
 
-# A short sentence, in characters; plain digits may be longer. It also bounds all work below.
+# The length of a short sentence, in characters. Plain digits may be longer. Bounds all work below.
 MAX_TEXT = 250
-# 10**18 has more digits than any text that we could be handed; int() of longer exponents is waste.
+# No completion has 10**18 digits, so longer exponents are rejected before int() is called.
 MAX_EXPONENT_DIGITS = 18
 # A number with more zeros than this is written with an exponent.
 MAX_WRITTEN_ZEROS = 5_000
 
 
 class Number(NamedTuple):
-    """±digits times 10^exponent. Digits have no outer zeros, so equal numbers are equal tuples."""
+    """±digits times 10^exponent, without outer zeros: equal numbers are equal tuples."""
 
     negative: bool
     digits: str
@@ -43,18 +43,24 @@ class Number(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a text says: a number, or why it is not one."""
+    """The result of reading a text: a number, or the reason why it is not one."""
 
     number: Number | None
     problem: str
 
 
 class _NotOneValueError(Exception):
-    """The text does not state exactly one value; the message says why."""
+    """The text does not state exactly one value. The message gives the reason."""
 
 
 def make_number(negative: bool, whole: str, fraction: str = "", exponent: int = 0) -> Number:
-    """Build a number from its written digits.
+    """Build a number from its digits.
+
+    Args:
+        negative: True for a minus sign.
+        whole: the digits before the decimal point.
+        fraction: the digits after it.
+        exponent: the power of ten.
 
     >>> make_number(False, "0018", "00")
     Number(negative=False, digits='18', exponent=0)
@@ -69,7 +75,7 @@ def make_number(negative: bool, whole: str, fraction: str = "", exponent: int = 
 # --- plain numbers ------------------------------------------------------------------------------
 
 _GROUPED = r"[1-9][0-9]{0,2}(?:,[0-9]{3})+"
-# Possessive: digits that something else follows are given up at once.
+# Possessive quantifiers: no backtracking into digits.
 _PLAIN = re.compile(rf"([+-]?)({_GROUPED}+|[0-9]++)(?:\.([0-9]*+))?")
 _FIGURE = re.compile(rf"(?<![\w.])-?\$?(?:{_GROUPED}|[0-9]+)(?:\.[0-9]+)?")
 _INTEGER = re.compile(r"([+\-\u2212]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)")
@@ -82,7 +88,10 @@ _PADDING = " \t\n\r\f\v\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3
 
 
 def read_integer(text: str) -> Number | None:
-    """The integer that `text` is, with or without thousands commas; None if it is anything else.
+    """Read an integer, with or without thousands separators.
+
+    Returns:
+        The number; None if the text is anything else.
 
     >>> str(read_integer("-1,200"))
     '-1200'
@@ -94,7 +103,13 @@ def read_integer(text: str) -> Number | None:
 
 
 def read_value(text: str) -> Reading:
-    """The single value stated by `text`, or the reason why there is none.
+    """Read the single value that `text` states.
+
+    Args:
+        text: the content of an answer element or a box.
+
+    Returns:
+        The number, or the reason why there is none.
 
     >>> str(read_value("Janet makes $18 every day.").number)
     '18'
@@ -116,12 +131,12 @@ def read_value(text: str) -> Reading:
 
 
 def holds_number(text: str) -> bool:
-    """Whether any digit or number word stands in `text`; linear, for text of any length."""
+    """Check whether `text` contains a digit or number word. Linear in its length."""
     return bool(_ANY_NUMBER.search(text))
 
 
 def numbers_in(text: str) -> set[Number]:
-    """Every number in running prose, in digits or words; what it means there is not asked.
+    """Find every number in prose, in digits or words, whatever it means there.
 
     >>> sorted(str(number) for number in numbers_in("9 eggs at $2 make eighteen."))
     ['18', '2', '9']
@@ -131,7 +146,7 @@ def numbers_in(text: str) -> set[Number]:
     return {number for number in figures | words if number is not None}
 
 
-# --- a sentence round one number ----------------------------------------------------------------
+# --- a sentence around one number ---------------------------------------------------------------
 
 
 def _read_sentence(text: str) -> Number:
@@ -140,14 +155,14 @@ def _read_sentence(text: str) -> Number:
         return number
     found = list(_numbers(simple))
     skeleton = _blank(simple, found).lower()
-    words = list(_word_numbers(skeleton, beside_digits=bool(found)))
+    words = list(_word_numbers(skeleton, with_digits=bool(found)))
     skeleton = _blank(skeleton, words)
     _refuse_by_wording(skeleton, [*_WORDING, _NEGATED_NAME, _ARITHMETIC, _STRAY_SIGN])
     values = {item.number for item in found + words}
     if not values:
-        raise _NotOneValueError("the answer holds no number")
+        raise _NotOneValueError("the answer contains no number")
     if len(values) > 1:
-        raise _NotOneValueError("the answer holds more than one value")
+        raise _NotOneValueError("the answer contains more than one value")
     return values.pop()
 
 
@@ -158,7 +173,7 @@ class _Found(NamedTuple):
 
 
 def _blank(text: str, found: list[_Found]) -> str:
-    """Put a lone 0 in place of every number, so that wording can be matched against it."""
+    """Replace every number with a single 0, so that patterns can match the wording."""
     pieces, last = [], 0
     for item in found:
         pieces += [text[last : item.start], " 0 "]
@@ -191,23 +206,23 @@ _INVISIBLE_IN_NUMBER = re.compile(f"(?<=[0-9])[{_INVISIBLE}]+(?=[0-9])")
 _INVISIBLE_ANYWHERE = re.compile(f"[{_INVISIBLE}]")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 _POWER_OF_TEN = re.compile("(?<![0-9])10([⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+)")
-# "18 cm^2", "18 m²", "18 cm2"; but "x² = 18" does not give x.
+# "18 cm^2", "18 m²", "18 cm2". "x² = 18" does not give x.
 _AREA_UNIT = re.compile(
     r"(?:(?<=[A-Za-z])\s*(?:\^ ?\{?[23]\}?|[²³])|(?:(?<=[ckdm]m)|(?<= m)|(?<=ft))[23])"
     r"(?!\w|\s*=)"
 )
-# "x_1 = 18" and "x_{12} = 18": the index is a part of the name.
+# "x_1 = 18" and "x_{12} = 18": the index is part of the name.
 _INDEX = re.compile(r"(?<![\w.])([A-Za-z])_(?:[0-9]|\{[0-9]{1,3}\})(?=\s*=)")
 
 
 def _simplify(text: str) -> str:
-    """Rewrite `text` so that only plain characters, digits, words and signs are left."""
+    """Reduce `text` to plain characters, digits, words and signs."""
     if _BIDI_CONTROL.search(text):
-        raise _NotOneValueError("the answer holds bidirectional control characters")
+        raise _NotOneValueError("the answer contains bidirectional control characters")
     if not text.isascii():
         text = _plain_characters(text)
     if any((ch < " " and ch not in "\t\n\r\f\v") or "\ud800" <= ch <= "\udfff" for ch in text):
-        raise _NotOneValueError("the answer holds control characters")
+        raise _NotOneValueError("the answer contains control characters")
     text = _INDEX.sub(r"\1", text)
     if "\\" in text or "{" in text:
         text = _without_latex(text)
@@ -227,7 +242,7 @@ def _plain_characters(text: str) -> str:
     return _INVISIBLE_ANYWHERE.sub("", text)
 
 
-# Replacements are two spaces wide wherever one space could join "1" and "200" to 1,200.
+# Replacements are two spaces wide where one space could join "1" and "200" to 1,200.
 _LATEX_CHARACTERS = [
     ("\\text{,}", ","),
     ("\\text{-}", "-"),
@@ -249,7 +264,7 @@ _LATEX_CHARACTERS = [
 _LATEX_SPACING = re.compile(
     r"\\(?:[;:()\[\]]|(?:quad|qquad|left|right|displaystyle|large|Large|LARGE|huge|Huge|bf|rm"
     r"|therefore|implies|Rightarrow|rightarrow)(?![A-Za-z]))"
-    # White would hide what it colours.
+    # White text is invisible.
     r"|\\(?:text)?color\s*\{(?!white)[a-z]+\}"
 )
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}")
@@ -273,7 +288,7 @@ def _without_latex(text: str) -> str:
 
 _HTML = re.compile(r"</?(?:b|i|u|em|strong|code|p|br|span) ?/?>")
 _BULLET = re.compile(r"\s*(?:[*•‣]|#{1,6})\s+(?=\S)")
-# Behind the quotation mark that ends a word, "'x'*18", an asterisk multiplies.
+# After a closing quotation mark, as in "'x'*18", an asterisk multiplies.
 _OPENING_MARK = re.compile(r"(?<![^\s(\[\"':$])(?<!\w[\"'])[*_`]{1,3}(?=[^\s*_`])")
 _CLOSING_MARK = re.compile(r"(?<=[^\s*_`])[*_`]{1,3}(?![^\s.,;:!?)\]\"'$%])")
 _FENCE = re.compile(r"```[a-z]*\s")
@@ -320,10 +335,10 @@ _MAGNITUDE = re.compile(
     r"|([kKMBT]))(?![A-Za-z'&])"
 )
 _MILLION_IN_MONEY = re.compile(r" ?(m)(?![A-Za-z])")
-# Chinese, Japanese and Korean letters touch the numbers beside them.
+# Chinese, Japanese and Korean letters adjoin numbers without a space.
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 _ALLOWED_BEFORE = " \t\n\r\f\v([\"':=#~,;*_$→⇒•№"
-# Letters may follow when they can be a unit: two or more, or one of the usual short ones.
+# Letters may follow if they can be a unit: two or more letters, or a common short one.
 _ALLOWED_AFTER = re.compile(
     rf"""$ | \s | [;!?%°"\])}}=~] | [,:'](?![0-9]) | [*_]+(?![\w(]) | \.(?![.0-9])
       | [\u2600-\u2775\U0001f300-\U0001faff] | {_UNSPACED.pattern}
@@ -335,12 +350,12 @@ _LABELS = ("answer", "result", "total", "solution")
 
 
 def _numbers(text: str) -> Iterator[_Found]:
-    """Every number written in digits; raises if one is glued to something that changes it."""
+    """Yield every number written in digits. Raise if adjoining characters change its meaning."""
     position = 0
     while match := _NUMBER.search(text, position):
         before = text[: match.start()]
         if before and before[-1] not in _ALLOWED_BEFORE and not _UNSPACED.match(before[-1]):
-            raise _NotOneValueError(f"a number follows {before[-1]!a} without a gap")
+            raise _NotOneValueError(f"a number follows {before[-1]!a} without a space")
         if re.search(r"[^\W_]\([^\w)]*$", before):
             raise _NotOneValueError("the answer is a function call")
         power, end = _magnitude(text, match)
@@ -359,12 +374,12 @@ def _numbers(text: str) -> Iterator[_Found]:
 def _exponent(text: str) -> int:
     digits = text.lstrip("+- ").lstrip("0")
     if len(digits) > MAX_EXPONENT_DIGITS:
-        raise _NotOneValueError("the exponent is out of all bounds")
+        raise _NotOneValueError("the exponent is too large")
     return int(digits or "0") * (-1 if text[0] == "-" else 1)
 
 
 def _magnitude(text: str, match: re.Match[str]) -> tuple[int, int]:
-    """The power of ten of "18 million" or "18k", and where the number then ends."""
+    """Return the power of ten of "18 million" or "18k", and the end of the number."""
     suffix = _MAGNITUDE.match(text, match.end())
     if not suffix and match["currency"]:
         suffix = _MILLION_IN_MONEY.match(text, match.end())
@@ -407,11 +422,11 @@ _WORD_RUN = re.compile(
 _ANY_NUMBER = re.compile(rf"[0-9]|\b(?=[a-zA-Z])(?i:{_NUMBER_WORD}\b)")
 
 
-def _word_numbers(text: str, beside_digits: bool) -> Iterator[_Found]:
-    """Every number written in words, in lower-case `text`."""
+def _word_numbers(text: str, with_digits: bool) -> Iterator[_Found]:
+    """Yield every number written in words, in lower-case `text`."""
     for match in _WORD_RUN.finditer(text):
         before = text[: match.start()]
-        if beside_digits and match[0] == "one" and not re.search(r"(?:,|\b(?:and|or))\s*$", before):
+        if with_digits and match[0] == "one" and not re.search(r"(?:,|\b(?:and|or))\s*$", before):
             continue  # a pronoun: "18 eggs for each one"
         value = {"a dozen": 12, "half a dozen": 6}.get(match[0])
         if value is None:
@@ -421,7 +436,7 @@ def _word_numbers(text: str, beside_digits: bool) -> Iterator[_Found]:
 
 
 def _words_value(words: list[str]) -> int:
-    """The integer that a run of number words spells; raises if they spell several or none."""
+    """Return the integer that a run of number words spells. Raise unless it spells exactly one."""
     total, group, last_scale = 0, 0, 10**15
     for word in words:
         if word in ("a", "and"):
@@ -439,7 +454,7 @@ def _words_value(words: list[str]) -> int:
 
 
 def _fits(group: int, value: int, total: int) -> bool:
-    """Whether `value` may follow in a group: "twenty" + "one", but not "two" + "three"."""
+    """Check whether `value` may follow in a group: "twenty" + "one", but not "two" + "three"."""
     if value == 0:
         return group == 0 and total == 0
     if value < 10:
@@ -449,8 +464,8 @@ def _fits(group: int, value: int, total: int) -> bool:
 
 # --- wording that changes what a number means ---------------------------------------------------
 
-# Matched against the skeleton: lower case, every number a lone 0. The patterns stay close to the
-# number, because "12 wrong answers" and "the difference between them is 12" are fine.
+# Matched against the skeleton: lower case, with every number a single 0. The patterns stay close to
+# the number, because "12 wrong answers" and "the difference between them is 12" are fine.
 _DENIAL = (
     # Before the number; after it, only where it denies the number: "18 girls are not there".
     r"(?:\bnot\b(?! (?:sure|certain|counting|including)\b)|n't\b"
@@ -464,9 +479,9 @@ _DENIAL = (
     r"|\b(?:anything|everything|all) (?:but|except)\b"
     r"|\b(?:except|instead of|rather than|other than|far from|unlike)\s+(?:\w+\s+){0,3}0"
 )
-# A "not" that denies something else. It says what is counted: "students who did not pass: 18",
-# "the money she didn't spend is 18", "eggs not eaten: 18"; or it stands in the reason given first:
-# "Since he cannot buy half a can, he needs 18."
+# A "not" that denies something else. It describes the thing counted: "students who did not pass:
+# 18", "the money she didn't spend is 18", "eggs not eaten: 18". Or it is part of a reason that
+# comes first: "Since he cannot buy half a can, he needs 18."
 _AUXILIARY = r"(?:do|does|did|are|were|have|has|had|can|could|will|would)"
 _OTHER_DENIAL = re.compile(
     rf"(?:\b(?:who|which|that) (?:[a-z]+ ){{0,2}}?(?:{_AUXILIARY}(?:n't| not)|can't|won't|cannot"
@@ -488,7 +503,7 @@ _WORDING = [
     (
         "the answer is a bound, not a value",
         r"\bat (?:least|most)\b(?! (?:once|twice)\b)|\bupwards of\b"
-        # Things add up to 18, and it takes time to catch up to others.
+        # "The coins add up to 18" and "it takes 18 days to catch up to him" are values.
         r"|(?<!\badd )(?<!\badds )(?<!\bsum )(?<!\bsums )(?<!\bcatch )(?<!\bsign )\bup to\b"
         r"|\b(?:than|between)\s+(?:\w+\s+)?0"
         r"|\b(?:over|under|above|below|beyond|almost|nearly|within|exceed(?:s|ing)?)"
@@ -519,7 +534,7 @@ _WORDING = [
         r"|\bif (?:the )?(?:gold|reference|expected|target)\b",
     ),
 ]
-# "-x = 18" gives x the other sign.
+# "-x = 18" gives the negative of x.
 _NEGATED_NAME = ("the answer is unevaluated arithmetic", r"(?<!\w)-(?:[a-z]|\s[a-z]\b)[^=]*=")
 _STRAY_SIGN = ("the sign is unclear", r"\b(?:minus|negative)\b(?! 0)")
 _ARITHMETIC = (
@@ -527,16 +542,16 @@ _ARITHMETIC = (
     r"\b(?:twice|thrice|double|triple|quadruple)\s+(?:\w+\s+)?0"
     r"|\b0\s+(?:twice|doubled|tripled|squared|cubed|factorial|plus|minus)\b|\bplus\s+0"
     r"|\b(?:square|cube) root\b|\+|[*/][\s(]*0|0\s*(?:[xyn]|pi|sin|cos|ln|sqrt)\b"
-    # A minus that a bracket or a mark parts from its number: "-(12)".
+    # A minus separated from its number by a bracket: "-(12)".
     r"|(?:^|[=:()])\s*-\W*0"
-    # What a bracket multiplies or divides: "(18)/x".
+    # A bracket that is multiplied or divided: "(18)/x".
     r"|\)\s*[*/(]",
 )
 
 
 def _refuse_by_wording(skeleton: str, rules: list[tuple[str, str]]) -> None:
     if sign := _FORBIDDEN_SIGN.search(skeleton):
-        raise _NotOneValueError(f"the answer holds {sign[0]!a}")
+        raise _NotOneValueError(f"the answer contains {sign[0]!a}")
     if re.search(_DENIAL, _OTHER_DENIAL.sub("", skeleton)):
         raise _NotOneValueError("the answer is negated")
     for reason, pattern in rules:
@@ -544,18 +559,18 @@ def _refuse_by_wording(skeleton: str, rules: list[tuple[str, str]]) -> None:
             raise _NotOneValueError(reason)
 
 
-# --- an equation that holds states one value ----------------------------------------------------
+# --- a true equation states one value -----------------------------------------------------------
 
 _ARITHMETIC_TOKEN = re.compile(r"[0-9]+(?:\.[0-9]+)?|[-+*/()]")
 _MAX_OPERANDS = 20
 _MAX_OPERAND_DIGITS = 15
-# Units are dropped from a sum; a letter that may be a variable, a factor or a digit is not a unit.
+# Units are removed before evaluation. A letter that may be a variable, factor or digit is not one.
 _NO_UNIT = re.compile(rf"[^\W\d_][0-9]|[0-9](?:{_MAGNITUDE.pattern}|[^\W\d_](?![^\W\d_]))")
 _UNIT = re.compile(r"/? ?[^\W\d_]+|[%°:]|[.,]?\s*$")
 
 
 def _equation_value(text: str) -> Number | None:
-    """The value of "9 * 2 = 18", if that is true and says no more; None for any other text."""
+    """Return the value of a true equation such as "9 * 2 = 18"; None for any other text."""
     text = re.sub(rf"{_CURRENCY}|(?<=[0-9]),(?=[0-9]{{3}}(?![0-9]))", "", text)
     text = re.sub(r"(?<=[0-9]) *(?:[xX]|times) *(?=[0-9])|(?<=[0-9)]) *(?=\()", "*", text)
     if _NO_UNIT.search(text) or _WORD_RUN.search(text.lower()):
@@ -570,14 +585,14 @@ def _equation_value(text: str) -> Number | None:
 
 
 def _evaluate(text: str) -> Fraction | None:
-    """The value of a short sum in + - * / and brackets; None if it is anything else."""
+    """Evaluate a short expression of + - * / and brackets; None if it is anything else."""
     tokens = _ARITHMETIC_TOKEN.findall(text)
     bounded = len(tokens) <= 2 * _MAX_OPERANDS and all(
         len(token) <= _MAX_OPERAND_DIGITS for token in tokens
     )
     if not bounded or "".join(tokens) != re.sub(r"\s", "", text):
         return None
-    tokens.reverse()  # the next token is the last one
+    tokens.reverse()  # so that pop() returns the next token
     try:
         value = _sum(tokens)
     except (IndexError, ValueError, ZeroDivisionError):

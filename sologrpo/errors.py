@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 from functools import wraps
+from typing import ParamSpec
 
 from safetensors import SafetensorError
 
@@ -17,6 +18,8 @@ _NO_ROOM_TEXT = re.compile(
     "No space left on device|Disk quota exceeded|File too large|Read-only file system"
     "|PytorchStreamWriter failed|inline_container|iostream error"
 )
+
+P = ParamSpec("P")
 
 
 class InputError(ValueError):
@@ -50,8 +53,8 @@ def cannot_write(error: BaseException) -> str | None:
     return None
 
 
-def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
-    """Wrap a script's `main`: an `InputError` prints its line and exits with 2.
+def one_line_errors(main: Callable[P, None]) -> Callable[P, None]:
+    """Wrap the `main` of a script or command: an `InputError` prints its line and exits with 2.
 
     So does a `RunError`, and a disk that takes no more, with 1. A reward that breaks off the run is
     shown with its own traceback, without the trainer's; exit 1.
@@ -60,9 +63,9 @@ def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
     """
 
     @wraps(main)
-    def wrapped() -> None:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            main()
+            main(*args, **kwargs)
         except (InputError, RewardSpecError, RewardError, RunError) as error:
             if "--traceback" in sys.argv:
                 raise

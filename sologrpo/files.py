@@ -1,4 +1,4 @@
-"""Files that are whole or not there. Imports nothing heavy: the report needs no torch."""
+"""Find the files that travel with the package, and write files whole. Imports nothing heavy."""
 
 import os
 from pathlib import Path
@@ -22,6 +22,16 @@ REPORT = "report.html"
 # Names inside an adapter or a checkpoint, as peft writes them.
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
+
+_PACKAGE = Path(__file__).resolve().parent
+# A wheel holds the scripts, recipes and problems in a folder of the package (pyproject.toml). In a
+# checkout, and an editable install of one, they lie next to the package.
+BUNDLED = next(folder for folder in (_PACKAGE / "bundled", _PACKAGE.parent) if folder.is_dir())
+
+
+def recipes() -> dict[str, Path]:
+    """List the recipes that travel with the package, by name."""
+    return {path.stem: path for path in sorted((BUNDLED / "configs").glob("*.yaml"))}
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -1,7 +1,7 @@
 """A small Hub on loopback: accounts, repositories, uploads of small and large files, and failures.
 
-It keeps what the real one promises to the client: a commit is whole or not there, a large file that
-arrived once is not asked for again, and what did not change makes no commit.
+It keeps the promises of the real one to the client: a commit is complete or not there, a large file
+that arrived once is not asked for again, and unchanged files make no commit.
 """
 
 import base64
@@ -23,7 +23,6 @@ CUT = -1  # instead of a status: close the connection without an answer
 @dataclass
 class Repository:
     private: bool
-    owner: str = "ana"
     files: dict[str, bytes] = field(default_factory=dict)
     commits: list[str] = field(default_factory=list)
 
@@ -53,7 +52,7 @@ class HubStandIn:
         self.faults.append(Fault(method, path, status, times))
 
     def asked(self, method: str, path: str) -> int:
-        """How often this was requested."""
+        """Count the requests of this method and path."""
         return sum(
             request.startswith(method + " ") and re.search(path, request) is not None
             for request in self.requests
@@ -77,20 +76,9 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
-    def do_GET(self) -> None:
-        self._answer("GET")
-
-    def do_POST(self) -> None:
-        self._answer("POST")
-
-    def do_PUT(self) -> None:
-        self._answer("PUT")
-
-    def _answer(self, method: str) -> None:
+    def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.headers.get("Transfer-Encoding") == "chunked":
-            body = self._chunks()
-        path = self.path.partition("?")[0]
+        method, path = self.command, self.path.partition("?")[0]
         with self.hub.lock:
             self.hub.requests.append(f"{method} {path}")
             status, content = self._dispatch(method, path, body)
@@ -105,13 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(encoded)
 
-    def _chunks(self) -> bytes:
-        chunks = []
-        while size := int(self.rfile.readline().strip() or b"0", 16):
-            chunks.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(chunks)
+    do_GET = do_POST = do_PUT = _answer
 
     def _dispatch(self, method: str, path: str, body: bytes) -> Answer:
         fault = self.hub.fault_of(method, path)
@@ -154,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _may_write(self, role: str, body: bytes, name: str) -> Answer:
         if name not in self.hub.repositories:
             return 404, {"error": "Repository not found"}
-        if role != "write" or self.hub.repositories[name].owner != "ana":
+        if role != "write":
             return 403, {"error": "no write permission"}
         return 200, {}
 
@@ -222,7 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _oid(content: bytes) -> str:
-    """As the Hub names a file: a large one by its SHA-256, any other as git does."""
+    """Name a file as the Hub does: a large one by its SHA-256, any other as git does."""
     if len(content) >= LARGE:
         return hashlib.sha256(content).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
@@ -243,7 +225,7 @@ _ROUTES: list[tuple[str, str, Callable[..., Answer]]] = [
 
 @contextmanager
 def running_hub() -> Iterator[HubStandIn]:
-    """A Hub of its own, on a free port of the loopback."""
+    """Run a Hub on a free port of the loopback."""
     hub = HubStandIn()
     handler = type("Handler", (_Handler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     LlamaConfig,
@@ -18,8 +19,10 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from trl import ModelConfig
 
 from quickstart.problems import generate
+from sologrpo.model.loading import load_base_model
 
 ROOT = Path(__file__).resolve().parents[1]
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -109,6 +112,17 @@ def save_model(folder: Path, family: str, seed: int = 0) -> Path:
     build_model(family, tokenizer, seed).save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
     return folder
+
+
+def with_adapter(path: Path, dtype: str = "float32", nf4: bool = False, **lora: Any) -> PeftModel:
+    """A model whose adapter already does something: both of its factors are random."""
+    settings = ModelConfig(
+        model_name_or_path=str(path), dtype=dtype, load_in_4bit=nf4, use_bnb_nested_quant=nf4
+    )
+    base = load_base_model(settings)
+    torch.manual_seed(0)
+    defaults = {"r": 4, "lora_alpha": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    return get_peft_model(base, LoraConfig(**defaults | lora, init_lora_weights=False))
 
 
 def rows(count: int, offset: int = 0) -> list[dict[str, str]]:

@@ -5,7 +5,7 @@ switches of our trainer. The third part, the model, is TRL's own `ModelConfig`.
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import gcd, lcm
 from typing import Any
 
@@ -16,7 +16,7 @@ from sologrpo.device import fast_dtype
 from sologrpo.errors import InputError
 from sologrpo.prompts import PROMPT_FORMATS
 
-SAMPLING_ENGINES = ("adapter", "merged", "static", "continuous")
+SAMPLING_ENGINES = ("adapter", "merged")
 OUTCOME_GATES = ("group", "completion")
 # What TRL 1.16.0 adds to the deviation of a group (grpo_trainer.py:2787).
 TRL_EPSILON = 1e-4
@@ -33,7 +33,7 @@ PRECISIONS = {
     MERGED_REQUANTISED: "the default merge of the run, quantised to NF4 again",
 }
 
-EVALUATION_ENGINES = ("transformers", "continuous", "vllm")
+EVALUATION_ENGINES = ("transformers", "vllm")
 
 # Defaults that suit one GPU and LoRA; TRL's own are for full fine-tuning on a cluster.
 # A recipe in configs/ names only what differs from these.
@@ -65,7 +65,7 @@ BATCH_COUNTS = (
 )  # fmt: skip
 
 TRAINERS = ("solo", "stock")
-# Of TRL 1.16 (grpo_trainer.py:3109-3175), which refuses others at the first loss only.
+# Of TRL 1.16 (grpo_trainer.py:3109-3175).
 LOSS_TYPES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 
 
@@ -165,8 +165,9 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
     )  # fmt: skip
     sampling_engine: str = field(
         default="auto",
-        metadata={"help": "How completions are sampled; auto: the fastest that agrees with the "
-                  "trainer", "choices": ["auto", *SAMPLING_ENGINES]},
+        metadata={"help": "What completions are sampled from: the model with its adapter, or "
+                  "merged weights; auto: the faster one that agrees with the trainer",
+                  "choices": ["auto", *SAMPLING_ENGINES]},
     )  # fmt: skip
     max_nonfinite_steps: int = field(
         default=0,
@@ -192,8 +193,7 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
                 "start one process a GPU with accelerate launch --num_processes"
             )
         self._check_sampling()
-        if self.outcome_gate not in OUTCOME_GATES:  # argparse checks the command line, not the file
-            raise InputError(f"unknown outcome_gate {self.outcome_gate!r}: group or completion")
+        check_choices(self)
         if self.max_resample_rounds and self.world_size > 1:
             raise InputError("max_resample_rounds works with one process only")
         per_group = self.scale_rewards in ("group", "none")
@@ -206,11 +206,6 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
             )
 
     def _check_sampling(self) -> None:
-        engines = ("auto", *SAMPLING_ENGINES)
-        if self.sampling_engine not in engines:  # argparse checks the command line, not the file
-            raise InputError(
-                f"unknown sampling_engine {self.sampling_engine!r}: use one of {', '.join(engines)}"
-            )
         if self.sampling_token_budget is not None and self.sampling_token_budget < 1:
             raise InputError(
                 f"sampling_token_budget {self.sampling_token_budget}: give at least 1, or leave it "
@@ -223,8 +218,8 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
             )
         if self.use_transformers_continuous_batching:
             raise InputError(
-                "use_transformers_continuous_batching turns the adapter to bf16 for good: set "
-                "sampling_engine: continuous instead"
+                "use_transformers_continuous_batching turns the adapter to bf16 for good: leave "
+                "it out"
             )
 
     def _choose_dtype(self) -> None:
@@ -255,6 +250,26 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
             )
         processes = int(os.environ.get("WORLD_SIZE", "1"))  # what every launcher sets
         _check_generation_batch(self, self.per_device_train_batch_size * processes)
+
+
+def check_choices(*settings: Any) -> None:
+    """Check settings that take one of several names; argparse does so for the command line only.
+
+    Args:
+        settings: dataclasses; the metadata of a field names its `choices`.
+
+    Raises:
+        InputError: for the first other name.
+    """
+    for part in settings:
+        for setting in fields(part):
+            choices = setting.metadata.get("choices")
+            if setting.name == "loss_type":  # TRL refuses others at the first loss only
+                choices = LOSS_TYPES
+            value = getattr(part, setting.name)
+            if choices and value is not None and value not in list(choices):
+                names = ", ".join(choices)
+                raise InputError(f"unknown {setting.name} {value!r}: use one of {names}")
 
 
 def _check_generation_batch(args: SoloGRPOConfig, micro_batch: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trl import ModelConfig
 
+from sologrpo.command_line import Parser
 from sologrpo.config.arguments import (
     EVALUATION_ENGINES,
     MERGED,
@@ -17,7 +18,8 @@ from sologrpo.config.arguments import (
     UNMERGED_NF4,
     RunArguments,
 )
-from sologrpo.config.parsing import _check_known, _Parser, load_run_config, recorded_dtype
+from sologrpo.config.export import ORIGINAL, ExportArguments, check_export_arguments
+from sologrpo.config.parsing import RENAMED, load_run_config, recorded_dtype
 from sologrpo.errors import InputError
 from sologrpo.files import ADAPTER
 from sologrpo.prompts import PROMPT_FORMATS
@@ -49,8 +51,8 @@ class EvaluationArguments:
     )
     engine: str = field(
         default="transformers",
-        metadata={"help": "What generates: our loop on transformers, transformers' own continuous "
-                  "batching, or vLLM where it is installed", "choices": list(EVALUATION_ENGINES)},
+        metadata={"help": "What generates: our loop on transformers, or vLLM where it is "
+                  "installed", "choices": list(EVALUATION_ENGINES)},
     )  # fmt: skip
     num_samples: int = field(
         default=0,
@@ -111,6 +113,7 @@ class EvaluationSettings:
     top_p: float
     resume: bool
     trust_remote_code: bool
+    export: ExportArguments
 
     @property
     def trained_precision(self) -> str:
@@ -132,7 +135,7 @@ def _label_suffix(precision: str, trained_in_4bit: bool) -> str:
     return "" if precision == _usual_precision(trained_in_4bit) else f"-{precision}"
 
 
-def parse_evaluation(argv: Sequence[str], merge_into: str | None = None) -> EvaluationSettings:
+def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     """Parse the command line of `evaluate.py` and fill it from the run's resolved config.
 
     Args:
@@ -143,12 +146,8 @@ def parse_evaluation(argv: Sequence[str], merge_into: str | None = None) -> Eval
     Raises:
         InputError: for an unknown key, or if there is neither a run nor a model.
     """
-    parser = _Parser((EvaluationArguments,), allow_abbrev=False)
-    known = {action.dest for action in parser._actions}
-    for arg in argv:
-        if arg.startswith("--"):
-            _check_known(arg[2:].split("=")[0], known)
-    (args,) = parser.parse_args_into_dataclasses(args=list(argv))
+    args, export = Parser(EvaluationArguments, ExportArguments, renamed=RENAMED).parse(argv)
+    check_export_arguments(export)
     if not args.run and not args.model:
         raise InputError("give --run runs/NAME, or --model NAME [--adapter FOLDER]")
     saved = load_run_config(Path(args.run)) if args.run else {}
@@ -164,7 +163,7 @@ def parse_evaluation(argv: Sequence[str], merge_into: str | None = None) -> Eval
             setattr(data, name, getattr(args, name))
     _check_evaluation(args, adapter)
     precision = args.precision or (
-        MERGED if merge_into == "original" else _usual_precision(trained_in_4bit)
+        MERGED if export.merge_into == ORIGINAL else _usual_precision(trained_in_4bit)
     )
     suffix = _label_suffix(precision, trained_in_4bit)
     default_label = "trained" if adapter else Path(str(model.model_name_or_path)).name
@@ -191,6 +190,7 @@ def parse_evaluation(argv: Sequence[str], merge_into: str | None = None) -> Eval
         top_p=args.top_p,
         resume=args.resume,
         trust_remote_code=bool(saved.get("trust_remote_code", False)),
+        export=export,
     )
 
 
@@ -217,17 +217,17 @@ def _check_evaluation(args: EvaluationArguments, adapter: str | None) -> None:
             "--compare_precisions goes through all precisions under their own labels: leave "
             "--precision and --label out"
         )
+    if args.engine == "vllm" and (
+        args.compare_precisions or args.precision not in (None, MERGED, MERGED_DEQUANTISED)
+    ):
+        raise InputError(
+            "engine vllm needs merged weights: use precision merged or merged_dequantised, or "
+            "engine transformers"
+        )
     if args.engine == "vllm" and find_spec("vllm") is None:
         raise InputError(
             "engine vllm: vLLM is not installed; pip install 'sologrpo[vllm]', or use engine "
             "transformers"
-        )
-    if args.engine != "transformers" and (
-        args.compare_precisions or args.precision not in (None, MERGED, MERGED_DEQUANTISED)
-    ):
-        raise InputError(
-            f"engine {args.engine} needs merged weights (on 4-bit weights engines have given "
-            "garbage): use precision merged or merged_dequantised, or engine transformers"
         )
 
 

@@ -1,11 +1,8 @@
 """Flags about saving, comparing and pushing models: of `sologrpo export` and of `evaluate.py`."""
 
 import math
-from argparse import ArgumentError, ArgumentTypeError
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sologrpo.config.parsing import _Parser
 from sologrpo.errors import InputError
 
 DEQUANTISED, ORIGINAL = "dequantised", "original"
@@ -89,29 +86,3 @@ def check_export_arguments(arguments: ExportArguments) -> None:
         )
     if arguments.save_merged and arguments.save_merged == arguments.save_4bit:
         raise InputError("--save_merged and --save_4bit need two different folders")
-
-
-def take_export_arguments(argv: Sequence[str]) -> tuple[ExportArguments, list[str]]:
-    """Parse the export flags of a command line; return them and the remaining arguments.
-
-    Args:
-        argv: command line without the command's name.
-
-    Raises:
-        InputError: for a value of the wrong type, or flags that contradict each other.
-
-    Example:
-        >>> take_export_arguments(["--run", "runs/x", "--save_merged", "out"])[1]
-        ['--run', 'runs/x']
-    """
-    parser = _Parser((ExportArguments,), allow_abbrev=False, add_help=False)
-    try:
-        arguments, rest = parser.parse_args_into_dataclasses(
-            args=list(argv), return_remaining_strings=True
-        )
-    except (ArgumentError, ArgumentTypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(" ".join(str(error).split())) from error
-    check_export_arguments(arguments)
-    return arguments, rest

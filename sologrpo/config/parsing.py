@@ -5,31 +5,29 @@ switches of our trainer, and `ModelConfig` is TRL's own. A key has one meaning, 
 the command line; the command line wins.
 """
 
-import argparse
-import difflib
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, get_type_hints
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from trl import ModelConfig, TrlParser
 
-from rewards import check_is_list, name_of_spec
+from rewards import check_is_list, make_importable, name_of_spec
+from sologrpo.command_line import Parser
 from sologrpo.config.arguments import (
-    LOSS_TYPES,
     ONE_GPU_DEFAULTS,
-    TRAINERS,
     RunArguments,
     SoloGRPOConfig,
+    check_choices,
 )
 from sologrpo.errors import InputError, first_line
-from sologrpo.files import ENVIRONMENT, RUN_CONFIG
+from sologrpo.files import ENVIRONMENT, RUN_CONFIG, recipes
 from sologrpo.prompts import PROMPT_FORMATS
 
 # Where a setting can come from, beside a config file.
@@ -97,43 +95,42 @@ RENAMED: dict[str, str] = {
 }
 
 
-class _Parser(TrlParser):  # type: ignore[misc]
-    """`TrlParser` whose errors are one line instead of a page of usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(message)
+class _Parser(Parser, TrlParser):  # type: ignore[misc]
+    """Parse a config file too, as TRL does."""
 
 
 def parse_config(
     argv: Sequence[str] | None = None,
 ) -> tuple[RunArguments, SoloGRPOConfig, ModelConfig]:
-    """Parse `--config FILE` and `--key value` pairs.
+    """Parse `--config NAME` and `--key value` pairs.
+
+    Args:
+        argv: without the command's name; by default that of the process.
 
     Raises:
         InputError: for an unreadable file, an unknown key, a value of the wrong type, or settings
-            that contradict each other. The message is one line with the mend.
+            that contradict each other. The message is one line that says how to fix it.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    parser = _Parser((RunArguments, SoloGRPOConfig, ModelConfig), allow_abbrev=False)
+    parser = _Parser(RunArguments, SoloGRPOConfig, ModelConfig, renamed=RENAMED)
     parser.set_defaults_with_config(**ONE_GPU_DEFAULTS)
-    known = {action.dest for action in parser._actions} | {"config", "env"}
-    config_path = _config_path(args)
-    content = _read_yaml_mapping(config_path) if config_path else {}
-    given = [arg[2:].split("=")[0] for arg in args if arg.startswith("--")]
-    for key in (*content, *given):
-        _check_known(key, known)
-    _check_types(content, config_path)
+    path = _config_path(args)
+    if path:
+        content = _read_yaml_mapping(path)
+        make_importable(path.parent)  # a reward module may be next to the config
+        parser.check_keys(key for key in content if key != "env")
+        _check_types(content, path)
     try:
         run_args, trainer_args, model_args = parser.parse_args_and_config(args)
+    except InputError:
+        raise
+    # What the checks of TRL, transformers and PEFT raise for values that they do not expect.
     except (
         ValueError, TypeError, ArithmeticError, LookupError, AttributeError, OSError, ImportError,
-        argparse.ArgumentTypeError,
     ) as error:  # fmt: skip
-        if isinstance(error, InputError):
-            raise
         raise InputError(" ".join(str(error).split()) or type(error).__name__) from error
     _check_ranges(run_args, trainer_args, model_args)
-    _check_choices(run_args, trainer_args)
+    check_choices(run_args, model_args)
     _hide_token(trainer_args)
     _resolve_rewards(run_args)
     _cross_check(run_args, trainer_args, model_args)
@@ -141,7 +138,7 @@ def parse_config(
 
 
 def origins(argv: Sequence[str] | None = None) -> dict[str, str]:
-    """Where each setting comes from that is not a default of TRL's, by key.
+    """Name the origin of each setting that is not a default of TRL's, by key.
 
     The command line wins over the config file, and that over this project's defaults.
     """
@@ -158,6 +155,7 @@ def origins(argv: Sequence[str] | None = None) -> dict[str, str]:
 
 
 def _config_path(args: list[str]) -> Path | None:
+    """Return the config file of a command line, and put it there in the form that TRL parses."""
     for i, arg in enumerate(args):
         if arg.startswith("--config="):  # TRL's parser knows only the form with a space
             args[i : i + 1] = ["--config", arg.partition("=")[2]]
@@ -165,14 +163,17 @@ def _config_path(args: list[str]) -> Path | None:
         return None
     index = args.index("--config") + 1
     if index == len(args):
-        raise InputError("--config needs a file, for example --config configs/quickstart.yaml")
+        raise InputError("--config needs a recipe or a file, for example --config quickstart")
+    if not Path(args[index]).is_file() and args[index] in recipes():
+        args[index] = str(recipes()[args[index]])
     return Path(args[index])
 
 
 def _read_yaml_mapping(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        have = sorted(str(p) for p in Path("configs").glob("*.yaml"))
-        raise InputError(f"no config file {path}; there are: {', '.join(have) or 'none here'}")
+        raise InputError(
+            f"no config file {path}: give a file, or one of the recipes {', '.join(recipes())}"
+        )
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -182,18 +183,7 @@ def _read_yaml_mapping(path: Path) -> dict[str, Any]:
     return content
 
 
-def _check_known(key: str, known: set[str]) -> None:
-    name = key.replace("-", "_")
-    if name in known or name.removeprefix("no_") in known:  # --no_baseline is argparse's own form
-        return
-    if key in RENAMED:
-        raise InputError(f"unknown key {key!r}: here it is {RENAMED[key]}")
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "; see docs/configuration.md"
-    raise InputError(f"unknown key {key!r}{hint}")
-
-
-def _check_types(content: Mapping[str, Any], path: Path | None) -> None:
+def _check_types(content: Mapping[str, Any], path: Path) -> None:
     """Refuse what a key of the file cannot hold; argparse does that for the command line only."""
     hints: dict[str, Any] = {}
     for settings in (RunArguments, SoloGRPOConfig, ModelConfig):
@@ -245,20 +235,9 @@ def _hide_token(args: SoloGRPOConfig) -> None:
             del sys.argv[i : i + (1 if "=" in arg else 2)]
 
 
-def _check_choices(run: RunArguments, args: SoloGRPOConfig) -> None:
-    """Names from the file; argparse checks those of the command line."""
-    for key, value, known in (
-        ("prompt_format", run.prompt_format, PROMPT_FORMATS),
-        ("trainer", run.trainer, TRAINERS),
-        ("loss_type", args.loss_type, LOSS_TYPES),
-    ):
-        if value not in known:
-            raise InputError(f"unknown {key} {value!r}: use one of {', '.join(known)}")
-    if run.rewards is not None and not run.rewards:
-        raise InputError("rewards is empty: name at least one; `python -m rewards` lists them")
-
-
 def _resolve_rewards(run: RunArguments) -> None:
+    if run.rewards is not None and not run.rewards:
+        raise InputError("rewards is empty: name at least one; `sologrpo rewards` lists them")
     if run.rewards is None:
         run.rewards = list(PROMPT_FORMATS[run.prompt_format].rewards)
     check_is_list(run.rewards)

@@ -14,11 +14,13 @@ from transformers import PreTrainedTokenizerBase
 from rewards.grading import parse_gold
 from sologrpo.config.arguments import RunArguments
 from sologrpo.errors import InputError, first_line
+from sologrpo.files import BUNDLED
 from sologrpo.prompts import PROMPT_FORMATS, Prompt, PromptFormat, load_worked_examples
 
 logger = logging.getLogger(__name__)
 
 FILE_TYPES = (".jsonl", ".json", ".parquet")
+QUICKSTART = "quickstart"  # the problems that travel with the package
 HUB_CONFIGS = {"openai/gsm8k": "main"}  # this data set has no default configuration
 
 
@@ -38,6 +40,8 @@ def load_rows(name: str, split: str, config: str | None = None) -> Dataset:
         InputError: if nothing is found, or a row has no gold answer after `####`.
     """
     path = Path(name).expanduser()
+    if name == QUICKSTART and not path.exists():
+        path = BUNDLED / QUICKSTART
     rows = _load_local(path, split) if path.exists() else _load_from_hub(name, split, config)
     _check_schema(rows, name, split)
     return rows

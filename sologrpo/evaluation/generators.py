@@ -6,22 +6,13 @@ records, but for what rounding does to a close choice between two tokens.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from math import ceil
 
-from transformers import (
-    ContinuousBatchingConfig,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.generation.continuous_batching.requests import GenerationOutput
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from sologrpo.errors import InputError
 from sologrpo.model.memory import release_unused
-from sologrpo.sampling.engines import PAGE
 from sologrpo.sampling.generation import (
     Completion,
     completion_of,
@@ -84,56 +75,6 @@ def _with_our_loop(generator: Generator, prompts: Prompts, config: GenerationCon
     )  # fmt: skip
 
 
-def _with_continuous_batching(
-    generator: Generator, prompts: Prompts, config: GenerationConfig
-) -> Batches:
-    """transformers' paged continuous batching; what follows a stop string is cut off after."""
-    stops = StopStrings(generator.tokenizer, generator.stop_strings)
-    end_ids = set(config.eos_token_id)
-    was_training = generator.model.training
-    generator.model.eval()
-    try:
-        for start in range(0, len(prompts), PROMPTS_AT_ONCE):
-            part = [list(prompt) for prompt in prompts[start : start + PROMPTS_AT_ONCE]]
-            # The seed depends on what is left, as in `generate_in_batches`.
-            seed = generator.seed + len(prompts) - start
-            done = generator.model.generate_batch(
-                inputs=part,
-                generation_config=config,
-                continuous_batching_config=_paging(generator, part, config, seed),
-                progress_bar=False,
-            )
-            yield [
-                (row, completion_of(tokens, generator.tokenizer, end_ids, stops))
-                for row, tokens in enumerate(_in_order(done, len(part)), start)
-            ]
-    finally:
-        generator.model.train(was_training)
-
-
-def _paging(
-    generator: Generator, prompts: list[list[int]], config: GenerationConfig, seed: int
-) -> ContinuousBatchingConfig:
-    """On a GPU transformers measures what fits; on a CPU it would take most of the machine."""
-    if generator.model.device.type == "cuda":
-        return ContinuousBatchingConfig(seed=seed)
-    longest = max(map(len, prompts)) + int(config.max_new_tokens)
-    blocks = ceil(longest / PAGE) * len(prompts)
-    return ContinuousBatchingConfig(seed=seed, num_blocks=blocks, max_batch_tokens=4 * longest)
-
-
-def _in_order(done: Mapping[str, GenerationOutput], expected: int) -> list[list[int]]:
-    """The tokens of every request. transformers logs a failed request, and leaves it out."""
-    failed = [output.error for output in done.values() if output.error is not None]
-    if failed or len(done) != expected:
-        reason = f": {' '.join(str(failed[0]).split())}" if failed else ""
-        raise InputError(
-            f"engine continuous failed on {expected - len(done) + len(failed)} of {expected} "
-            f"prompts{reason}; use --engine transformers"
-        )
-    return [output.generated_tokens for output in done.values()]
-
-
 def _with_vllm(generator: Generator, prompts: Prompts, config: GenerationConfig) -> Batches:
     """vLLM on a copy of the merged weights; the model waits in main memory meanwhile."""
     # Not imported by name: vLLM is optional, and the type checker would ask for it.
@@ -183,6 +124,5 @@ def _with_vllm(generator: Generator, prompts: Prompts, config: GenerationConfig)
 
 ENGINES: dict[str, Callable[[Generator, Prompts, GenerationConfig], Batches]] = {
     "transformers": _with_our_loop,
-    "continuous": _with_continuous_batching,
     "vllm": _with_vllm,
 }

@@ -1,84 +1,78 @@
-"""The Hub: may this token write there, and bring a folder there. Knows nothing of models.
+"""The Hub: check that a repository can be written to, and upload a folder to it.
 
-Both steps can be called again at any time. What the Hub has already is not sent twice, so a push
-that was cut off goes on when its command is given again.
+`huggingface_hub` retries failed transfers and skips files that the Hub already has, so an
+interrupted push resumes when its command is given again.
 """
 
-import time
-from collections.abc import Callable, Sequence
-from json import JSONDecodeError
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from huggingface_hub import HfApi, errors, get_token
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from sologrpo.errors import InputError
+from sologrpo.errors import InputError, first_line
 
 # The base of the failures of whichever HTTP package the client is built on.
 HTTPError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
-# What a failed call raises. hf_xet, which carries large files, has no type of its own for most; a
-# gateway that is down answers with a page where the client expects JSON.
-_FAILURES = (
-    HTTPError, ConnectionError, TimeoutError, PermissionError, RuntimeError, JSONDecodeError,
-)  # fmt: skip
-
-WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each further try
-_TRANSIENT = {408, 409, 412, 429, 500, 502, 503, 504}  # HTTP: busy, in conflict, or broken
-_TOKENS = "https://huggingface.co/settings/tokens"
-
-Result = TypeVar("Result")
+# hf_xet, which transfers large files, raises RuntimeError for most failures; a gateway that is down
+# answers with a page where the client expects JSON, which is a ValueError.
+_FAILURES = (HTTPError, OSError, RuntimeError, ValueError)
+_NEW_TOKEN = (
+    "create one with write permission at https://huggingface.co/settings/tokens, then run "
+    "`hf auth login` or set HF_TOKEN"
+)
 
 
 class HubError(InputError):
-    """The Hub refuses, fails or cannot be reached; the message is one line with the way on."""
+    """The Hub refuses, fails or cannot be reached; the message is one line and says what to do."""
 
 
 def check_repository_name(name: str) -> None:
-    """Refuse what can be no repository's name, without asking the Hub.
+    """Check that a repository can have this name, without asking the Hub.
+
+    Args:
+        name: `NAME` or `USER/NAME`.
 
     Raises:
-        InputError: if the Hub would not take the name.
+        InputError: if the Hub would not accept the name.
     """
     try:
         validate_repo_id(name)
     except errors.HFValidationError as error:
         raise InputError(
-            f"{name!r} is no repository name: write NAME or USER/NAME, with letters, "
+            f"{name!r} is not a repository name: write NAME or USER/NAME, with letters, "
             "digits, '-', '_' and '.' only"
         ) from error
 
 
 def open_repository(name: str, private: bool = False) -> str:
-    """Make the repository, or make sure that an existing one can be written to.
+    """Create the repository, or check that an existing one can be written to.
 
-    Call it before any work is done: it finds out whether the work can be delivered.
+    Call it before any work is done, to find out whether the result can be pushed.
 
     Args:
-        name: `NAME`, which goes to the token's owner, or `USER/NAME`.
-        private: make it so that only its owner sees it.
+        name: `NAME`, which belongs to the token's owner, or `USER/NAME`.
+        private: make it visible only to its owner.
 
     Returns:
         The full name, `USER/NAME`.
 
     Raises:
-        HubError: without a token, or if the Hub does not take it, or if the repository cannot be
+        HubError: if there is no token or the Hub does not accept it, if the repository cannot be
             written to, or if it is public and `private` was asked for.
     """
     if get_token() is None:
-        raise HubError(
-            f"no Hub token: make one with write permission at {_TOKENS}, then type "
-            "`hf auth login` or set HF_TOKEN"
-        )
+        raise HubError(f"no Hub token: {_NEW_TOKEN}")
     api = HfApi()
-    user = _patiently(api.whoami, "this token's owner")["name"]
-    repository = name if "/" in name else f"{user}/{name}"
-    _patiently(
-        lambda: api.create_repo(repository, private=private or None, exist_ok=True), repository
-    )
-    # create_repo is content with a repository that exists but cannot be written to.
-    _patiently(lambda: api.auth_check(repository, write=True), repository)
-    if private and not _patiently(lambda: api.repo_info(repository), repository).private:
+    with _one_line_failures(name):
+        repository = name if "/" in name else f"{api.whoami()['name']}/{name}"
+    with _one_line_failures(repository):
+        api.create_repo(repository, private=private or None, exist_ok=True)
+        # create_repo accepts an existing repository that cannot be written to.
+        api.auth_check(repository, write=True)
+        is_public = private and not api.repo_info(repository).private
+    if is_public:
         raise HubError(
             f"{repository} exists already and is public, which --private does not change: make it "
             "private in its settings on the Hub, or give another name"
@@ -90,88 +84,61 @@ def push_folder(
     folder: Path,
     repository: str,
     message: str,
-    leave_out: Sequence[str] = (),
+    ignore: Sequence[str] = (),
     path_in_repo: str | None = None,
 ) -> str:
-    """Bring all files of a folder to a repository; files there that are not here stay.
+    """Upload all files of a folder; other files in the repository stay.
 
     Args:
-        leave_out: patterns of file names that are not sent.
-        path_in_repo: the folder there; its top if None.
+        folder: to upload; it is not changed.
+        repository: `USER/NAME`.
+        message: of the commit.
+        ignore: patterns of file names that are not uploaded.
+        path_in_repo: the folder in the repository; its root if None.
 
     Returns:
-        The address of the commit.
+        The URL of the commit.
 
     Raises:
-        HubError: if the Hub refuses, or still fails after several tries. The folder is untouched.
+        HubError: if the Hub refuses, or still fails after the client's retries.
     """
-
-    def upload() -> str:
-        # `upload_folder` skips what the Hub has, file by file, and with hf_xet block by block.
-        # (`upload_large_folder` is gone from the client; this took its place.)
+    with _one_line_failures(repository):
         info = HfApi().upload_folder(
             repo_id=repository,
             folder_path=folder,
             path_in_repo=path_in_repo,
             commit_message=message,
-            ignore_patterns=list(leave_out),  # the client appends to the list that it is given
+            ignore_patterns=list(ignore),  # the client appends to the list that it is given
         )
-        return str(info.commit_url)
-
-    return _patiently(upload, repository)
+    return str(info.commit_url)
 
 
-def _patiently(call: Callable[[], Result], what: str) -> Result:
-    """Call again after failures that may pass; say the last one in one line."""
-    for wait in (*WAITS, None):
-        try:
-            return call()
-        except errors.OfflineModeIsEnabled as error:
-            raise HubError("HF_HUB_OFFLINE is set: unset it to push") from error
-        except _FAILURES as error:
-            cause = _http_cause(error)
-            if wait is None or not _may_pass(cause):
-                raise HubError(_explain(cause, what)) from error
-            time.sleep(wait)
-    raise AssertionError("unreachable: the last try returns or raises")
+@contextmanager
+def _one_line_failures(repository: str) -> Iterator[None]:
+    """Raise every failure of the client as a `HubError`."""
+    try:
+        yield
+    except errors.OfflineModeIsEnabled as error:
+        raise HubError("HF_HUB_OFFLINE is set: unset it to push") from error
+    except _FAILURES as error:
+        raise HubError(_explain(error, repository)) from error
 
 
-def _http_cause(error: Exception) -> Exception:
-    """The client wraps a failed transfer of a large file into a RuntimeError."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, HTTPError):
-        cause = cause.__cause__
-    return cause if isinstance(cause, Exception) else error
+def _explain(error: Exception, repository: str) -> str:
+    cause = error
+    # The client wraps a failed transfer of a large file in a RuntimeError.
+    if not isinstance(error, HTTPError) and isinstance(error.__cause__, HTTPError):
+        cause = error.__cause__
+    if isinstance(cause, errors.HfHubHTTPError):
+        return _explain_status(cause, cause.response.status_code, repository)
+    if isinstance(cause, HTTPError | ConnectionError | TimeoutError):
+        return f"the connection to {HfApi().endpoint} broke off ({type(cause).__name__})"
+    return f"the upload to {repository} failed: {' '.join(str(cause).split())[:200]}"
 
 
-def _status(error: Exception) -> int | None:
-    return error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
-
-
-def _may_pass(error: Exception) -> bool:
-    status = _status(error)
-    if status is None:  # no answer at all, or none that the client could read
-        return not isinstance(error, PermissionError)
-    return status in _TRANSIENT
-
-
-def _explain(error: Exception, what: str) -> str:
-    status = _status(error)
-    if isinstance(error, RuntimeError | PermissionError) and status is None:
-        return f"the upload to {what} failed: {' '.join(str(error).split())[:200]}"
-    if status is None:
-        return f"the connection to {HfApi().endpoint} broke off ({type(error).__name__})"
+def _explain_status(error: Exception, status: int, repository: str) -> str:
     if status == 401:
-        return (
-            f"the Hub does not accept the token (401): make one with write permission at {_TOKENS},"
-            " then type `hf auth login` or set HF_TOKEN"
-        )
+        return f"the Hub does not accept the token (401): {_NEW_TOKEN}"
     if status == 403:
-        return (
-            f"the token may not write to {what} (403): give another name, or a token with write "
-            f"permission there ({_TOKENS})"
-        )
-    if status == 404:
-        return f"the Hub has no {what} that this token may see (404)"
-    reason = (getattr(error, "server_message", None) or type(error).__name__).splitlines()[0]
-    return f"the Hub answers {status} for {what}: {reason}"
+        return f"the token may not write to {repository} (403): give another name, or {_NEW_TOKEN}"
+    return f"the Hub answers {status} for {repository}: {first_line(error)}"

@@ -1,6 +1,6 @@
-"""Model card: what a model is, how it was made and how well it does, for the Hub and for people.
+"""Model card: what a model is, how it was trained and what it scores.
 
-Everything comes from the run directory, by name: no setting is copied whole, so no path of this
+Everything comes from the run directory, and every setting is taken by name, so no path of this
 machine and no token can get into a card.
 """
 
@@ -15,7 +15,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from rewards import name_of_spec
-from sologrpo.export.parity import Gap
+from sologrpo.export.parity import Gap, gap_table
 from sologrpo.files import (
     ENVIRONMENT,
     EVALUATIONS,
@@ -25,9 +25,10 @@ from sologrpo.files import (
     RUN_CONFIG,
     write_atomically,
 )
+from sologrpo.scoring.table import paired_line
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
-# Written by `make model` beside a model that came from another place than the Hub.
+# Written by `sologrpo model` next to a model that was not downloaded from the Hub.
 SOURCE = "source.json"
 # Settings that decide the result; all are numbers or plain words.
 RECIPE = (
@@ -38,20 +39,21 @@ RECIPE = (
     "use_rslora", "use_dora", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant",
     "dtype", "seed",
 )  # fmt: skip
-SCORES = (
+RATES = (
     ("accuracy", "accuracy, strict"),
     ("accuracy_lenient", "accuracy, lenient (last number)"),
-    ("format_rate", "format as asked"),
+    ("format_rate", "expected format"),
     ("truncated_rate", "cut off"),
 )
-# Ranks that vLLM's --max-lora-rank takes (vllm/config/lora.py).
+# Ranks that vLLM's --max-lora-rank accepts (vllm/config/lora.py).
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 Record = Mapping[str, Any]
+Evaluations = Sequence[tuple[str, Record]]  # label and results
 
 
 def public_name(name: str, on_hub: str | None = None) -> str:
-    """What others can find a model or data set by: its Hub name, or its name without a path.
+    """Return the name that others can find a model or data set by: no path of this machine.
 
     Args:
         name: Hub name, or path of a folder or file.
@@ -72,7 +74,7 @@ def public_name(name: str, on_hub: str | None = None) -> str:
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether it has the form `OWNER/NAME`.
+    """Check that a name has the form `OWNER/NAME`.
 
     >>> is_hub_name("openai/gsm8k"), is_hub_name("../gsm8k")
     (True, False)
@@ -89,18 +91,21 @@ def write_card(
     base_on_hub: str | None = None,
     gaps: Sequence[Gap] = (),
 ) -> None:
-    """Write `README.md` into a folder, and the run's reward curve beside it.
+    """Write `README.md` into a folder, and copy the run's reward curve there.
 
     Args:
-        folder: the model.
+        folder: of the model.
         what: "adapter", "merged" or "4bit".
         name: `NAME` or `USER/NAME` on the Hub, or any other name.
-        run: run directory; what is missing there is left out of the card.
+        run: run directory; whatever is missing there is left out of the card.
         base_model: name or path of the base model.
         base_on_hub: its Hub name, where `base_model` is a path.
-        gaps: the saved models' distances from the trained one.
+        gaps: distances of the saved models from the trained one.
     """
+    environment = _read(run, ENVIRONMENT)
     config = _read(run, RUN_CONFIG)
+    if "dtype" in environment:
+        config["dtype"] = environment["dtype"]  # what `auto` was on the machine of the run
     evaluations = _evaluations(run)
     has_picture = run is not None and (run / REWARD_CURVE).is_file()
     if run is not None and has_picture:
@@ -115,23 +120,23 @@ def write_card(
         base=base,
         base_is_on_hub=is_hub_name(base),
         data=public_name(str(config["dataset_name"])) if "dataset_name" in config else None,
-        split=config.get("dataset_train_split"),
-        rewards=_rewards(config),
-        recipe=[(key, config[key]) for key in RECIPE if config.get(key) is not None],
         config=config,
-        environment=_read(run, ENVIRONMENT),
+        vllm_rank=_vllm_rank(config),
+        scores=_score_table(evaluations),
+        comparisons=[paired_line(*item) for item in evaluations if "both_right" in item[1]],
+        gaps=gaps,
+        gap_rows=gap_table(gaps),
         training=_training(run),
         has_picture=has_picture,
-        evaluations=evaluations,
-        scores=SCORES,
-        gaps=gaps,
-        vllm_rank=_vllm_rank(config),
+        rewards=_reward_table(config),
+        recipe=_recipe_table(config),
+        environment=environment,
     )
     write_atomically(folder / "README.md", str(card))
 
 
 def _metadata(
-    what: str, name: str, base: str, config: Record, evaluations: Sequence[tuple[str, Record]]
+    what: str, name: str, base: str, config: Record, evaluations: Evaluations
 ) -> ModelCardData:
     data = public_name(str(config.get("dataset_name", "")))
     results = [
@@ -171,21 +176,48 @@ def _eval_result(label: str, scores: Record) -> EvalResult | None:
 
 
 def _vllm_rank(config: Record) -> int | None:
-    """The `--max-lora-rank` that the adapter needs; None if vLLM cannot take it."""
+    """Return the `--max-lora-rank` that the adapter needs; None if vLLM cannot load it."""
     rank = config.get("lora_r")
     if rank is None or config.get("use_dora"):
         return None
     return next((limit for limit in VLLM_RANKS if limit >= rank), None)
 
 
-def _rewards(config: Record) -> list[tuple[str, float]]:
+def _score_table(evaluations: Evaluations) -> list[list[str]]:
+    """Return one row per score and one column per evaluation, under a header row."""
+    if not evaluations:
+        return []
+    results = [result for _, result in evaluations]
+    return [
+        ["greedy", *(label for label, _ in evaluations)],
+        ["precision", *(str(result.get("precision")) for result in results)],
+        ["problems", *(str(result.get("n")) for result in results)],
+        *([title, *(_rate(result, key) for result in results)] for key, title in RATES),
+    ]
+
+
+def _rate(result: Record, key: str) -> str:
+    if key not in result:
+        return ""
+    interval = result.get(f"{key}_ci95") if key == "accuracy" else None
+    limits = f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})" if interval else ""
+    return f"{100 * result[key]:.1f} %{limits}"
+
+
+def _reward_table(config: Record) -> list[list[Any]]:
     specs = config.get("rewards") or []
     weights = config.get("reward_weights") or [1.0] * len(specs)
-    return [(name_of_spec(spec), weight) for spec, weight in zip(specs, weights, strict=True)]
+    rows = [[name_of_spec(spec), weight] for spec, weight in zip(specs, weights, strict=True)]
+    return [["reward", "weight"], *rows] if rows else []
+
+
+def _recipe_table(config: Record) -> list[list[Any]]:
+    rows = [[key, config[key]] for key in RECIPE if config.get(key) is not None]
+    return [["setting", "value"], *rows] if rows else []
 
 
 def _training(run: Path | None) -> Record:
-    """Steps made, and the mean reward of the first and the last of them."""
+    """Return the number of steps, and the mean reward of the first and the last of them."""
     path = None if run is None else run / METRICS
     if path is None or not path.is_file():
         return {}
@@ -196,8 +228,8 @@ def _training(run: Path | None) -> Record:
     return {"steps": steps[-1]["step"], "first": steps[0]["reward"], "last": steps[-1]["reward"]}
 
 
-def _evaluations(run: Path | None) -> list[tuple[str, Record]]:
-    """Label and results of each evaluation of the run, baselines first."""
+def _evaluations(run: Path | None) -> Evaluations:
+    """Read label and results of each evaluation of the run, baselines first."""
     if run is None:
         return []
     found = [
@@ -208,7 +240,7 @@ def _evaluations(run: Path | None) -> list[tuple[str, Record]]:
 
 
 def _read(folder: Path | None, name: str) -> dict[str, Any]:
-    """A JSON or YAML file of the run; empty if it is not there."""
+    """Read a JSON or YAML file of the run; empty if it does not exist."""
     path = None if folder is None else folder / name
     if path is None or not path.is_file():
         return {}

@@ -1,13 +1,14 @@
 """`push_to_hub` of a training run: checkpoints in the background, the adapter at the end.
 
-transformers' own way sends whatever lies in the run directory, pickles and paths of this machine
-among it, says nothing of uploads that failed, and ends with a traceback if the last one does.
+transformers' own push uploads everything in the run directory, including pickles and paths of this
+machine, does not report failed uploads, and ends with a traceback if the last one fails.
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import HfApi
 from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
@@ -18,15 +19,20 @@ from sologrpo.errors import first_line
 from sologrpo.export.hub import check_repository_name, open_repository, push_folder
 from sologrpo.files import CHECKPOINT
 
-LAST = "last-checkpoint"  # in the repository, as transformers calls it
-_NOT_SENT = [TRAINING_ARGS_NAME]  # a pickle full of paths and settings of this machine
+LAST = "last-checkpoint"  # its folder in the repository, named as transformers does
 
 
 def run_repository(args: TrainingArguments) -> str | None:
-    """The repository of the run, made and tried, under its full name; None if nothing is pushed.
+    """Create the repository of the run and check that it can be written to.
+
+    Args:
+        args: `push_to_hub`, `hub_model_id` and `hub_private_repo` are read.
+
+    Returns:
+        Its full name, `USER/NAME`; None if nothing is pushed.
 
     Raises:
-        InputError: if it can have no such name, or cannot be written to.
+        InputError: if the name is not valid, or the repository cannot be written to.
     """
     if not args.push_to_hub or args.process_index != 0:
         return None
@@ -36,53 +42,60 @@ def run_repository(args: TrainingArguments) -> str | None:
 
 
 class PushToHub(TrainerCallback):  # type: ignore[misc]
-    """Push as `hub_strategy` says; what fails costs a warning, and the next push brings it along.
+    """Push checkpoints and the adapter as `hub_strategy` asks; a failed upload is a warning.
 
-    `end` pushes the adapter alone; `all_checkpoints` gives each checkpoint a folder of its own, any
-    other the latest. One that is saved while another is on its way is left out, unless
+    `end` pushes only the adapter; `all_checkpoints` gives each checkpoint its folder, any other
+    strategy keeps the latest. A checkpoint that is saved during an upload is left out, unless
     `hub_always_push`.
     """
 
     def __init__(self, args: TrainingArguments, repository: str | None, console: Console) -> None:
-        args.push_to_hub = False  # before the trainer looks: this class does it instead
+        args.push_to_hub = False  # before the trainer reads it: this class pushes instead
         self._repository = repository
         self._console = console
-        self._uploads = ThreadPoolExecutor(1)
+        self._api = HfApi()
         self._last: Future[str] | None = None
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Start the upload of the checkpoint that was just saved."""
+        """Start to upload the checkpoint that was just saved."""
         if self._repository is None or args.hub_strategy == HubStrategy.END:
             return
         if self._last is not None and not self._last.done() and not args.hub_always_push:
             return
         name = CHECKPOINT.format(state.global_step)
-        self._last = self._uploads.submit(
+        self._last = self._api.run_as_future(
             push_folder,
             Path(args.output_dir) / name,
             self._repository,
             f"Step {state.global_step}",
-            _NOT_SENT,
-            name if args.hub_strategy == HubStrategy.ALL_CHECKPOINTS else LAST,
+            ignore=[TRAINING_ARGS_NAME],  # a pickle with paths and settings of this machine
+            path_in_repo=name if args.hub_strategy == HubStrategy.ALL_CHECKPOINTS else LAST,
         )
         self._last.add_done_callback(
-            lambda upload: self._warn(upload, name, "later checkpoints are sent all the same")
+            lambda upload: self._warn_if_failed(upload, name, "later checkpoints are still pushed")
         )
 
     def finish(self, adapter: Path) -> None:
-        """Wait for the checkpoint on its way, then push the adapter."""
+        """Wait for the checkpoint that is being uploaded, then push the adapter.
+
+        Args:
+            adapter: folder of the trained adapter, in the run directory.
+        """
         if self._repository is None:
             return
-        upload = self._uploads.submit(push_folder, adapter, self._repository, "The trained adapter")
-        run = adapter.parent
-        mend = f"python -m sologrpo.export.export --run {run} --push_to_hub {self._repository}"
-        if not self._warn(upload, "the adapter", mend):
+        upload = self._api.run_as_future(
+            push_folder, adapter, self._repository, "The trained adapter"
+        )
+        fix = f"sologrpo export --run {adapter.parent} --push_to_hub {self._repository}"
+        if not self._warn_if_failed(upload, "the adapter", f"push it with: {fix}"):
             print_line(self._console, f"pushed   {upload.result()}")
 
-    def _warn(self, upload: Future[str], what: str, way_on: str) -> bool:
-        error = upload.exception()  # waits
+    def _warn_if_failed(self, upload: Future[str], what: str, next_step: str) -> bool:
+        error = upload.exception()  # waits for the upload
         if error is not None:
-            print_warning(self._console, f"{what} is not on the Hub: {first_line(error)}; {way_on}")
+            print_warning(
+                self._console, f"{what} is not on the Hub: {first_line(error)}; {next_step}"
+            )
         return error is not None

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from pathlib import Path
 
 import bitsandbytes as bnb
 import torch
@@ -18,6 +19,8 @@ from sologrpo.errors import BROKEN_FILE, InputError, first_line
 from sologrpo.model.memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
+
+QUICKSTART_MODEL = "models/SmolLM2-135M-Instruct"  # of the recipes that need no hub
 
 
 def pick_dtype(requested: str | None = "auto") -> torch.dtype:
@@ -45,6 +48,8 @@ def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTra
     Raises:
         InputError: if there is no such model.
     """
+    if name_or_path == QUICKSTART_MODEL and not Path(name_or_path).is_dir():
+        raise InputError(f"no folder {name_or_path}: download it with `sologrpo model`")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             name_or_path, trust_remote_code=trust_remote_code, padding_side="left"
@@ -119,7 +124,7 @@ def cannot_load(name_or_path: str, error: BaseException) -> InputError:
     """The one line for a model that is not there."""
     return InputError(
         f"cannot load model {name_or_path!r}: {first_line(error)} A local folder works without a "
-        "hub, e.g. models/SmolLM2-135M-Instruct, which `make model` fetches"
+        f"hub, e.g. {QUICKSTART_MODEL}, which `sologrpo model` downloads"
     )
 
 

@@ -1,7 +1,10 @@
-"""Memory of the device: how much is free, and going on with less after it ran out."""
+"""Device memory: how much is free, and smaller passes after it ran out."""
 
 import gc
 import logging
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import torch
@@ -11,14 +14,14 @@ logger = logging.getLogger(__name__)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device, or the machine, had no room left."""
+    """Check whether an error means that the device, or the machine, is out of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, Exception) and bool(should_reduce_batch_size(error))
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that can still be allocated, those that PyTorch keeps for reuse included."""
+    """Count the bytes that can still be allocated, including those that PyTorch keeps for reuse."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -30,12 +33,15 @@ class TokenBudget:
     """Tokens (padding counted) of one pass, halved whenever the device runs out of memory.
 
     Args:
-        tokens: what to begin with.
-        purpose: what the passes do, for the message.
+        tokens: the initial budget.
+        purpose: what the passes are for, used in the message.
 
     Example:
         >>> budget = TokenBudget(8192, "training")
-        >>> budget.halve(torch.OutOfMemoryError(), largest=6000, rows=2)
+        >>> for _ in range(2):  # the first pass fails, the second is smaller
+        ...     with budget.halved_if_out_of_memory(largest=6000, rows=2):
+        ...         if budget.tokens > 4096:
+        ...             raise torch.OutOfMemoryError
         >>> budget.tokens
         3000
     """
@@ -44,28 +50,39 @@ class TokenBudget:
         self.tokens = tokens
         self._purpose = purpose
 
-    def halve(self, error: Exception, largest: int, rows: int) -> None:
-        """Make the next passes half as large as the one that failed.
+    @contextmanager
+    def halved_if_out_of_memory(self, largest: int, rows: int) -> Iterator[None]:
+        """Catch an out-of-memory error of a pass, halve the budget, and release the memory.
+
+        The caller then repeats the pass in smaller parts. Any other error is passed on, and so is
+        one that smaller parts cannot fix.
 
         Args:
-            error: what the pass raised.
-            largest: tokens of the largest pass there was; the budget may have been far above it.
-            rows: rows of that pass. A single one cannot be made smaller.
-
-        Raises:
-            Exception: the error itself, if memory was not the reason or there is nothing to halve.
+            largest: tokens of the largest part of the pass; the budget may be far above it.
+            rows: rows of that part. A single row cannot be split.
         """
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error) or rows < 2:
+                raise
+            traceback.clear_frames(error.__traceback__)  # they hold what the pass had computed
+            self.halve(error, largest, rows)
+            release_unused()
+
+    def halve(self, error: Exception, largest: int, rows: int) -> None:
+        """Make the next passes half as large as the one that failed."""
         if not is_out_of_memory(error) or rows < 2:
             raise error
         self.tokens = min(self.tokens, largest) // 2
         logger.warning(
-            "out of memory in %s with %d tokens in one pass: going on with %d",
+            "out of memory in %s with %d tokens in one pass: continuing with %d",
             self._purpose, largest, self.tokens,
         )  # fmt: skip
 
 
 def release_unused() -> None:
-    """Give back what a failed pass left behind."""
+    """Release memory that is no longer referenced."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

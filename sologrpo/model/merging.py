@@ -1,12 +1,22 @@
-"""Merge a LoRA adapter into the weights, and save the result as a model of its own."""
+"""LoRA adapters: checking and loading one, merging it into the weights, saving the result.
+
+There are two merges; both sum in fp32 and round once. `merge_adapter` is permanent: PEFT merges in
+place, whatever kind of LoRA it is. `merged` is temporary: it leaves the original weights untouched,
+packed 4-bit ones included, which PEFT would quantise again.
+"""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import bitsandbytes as bnb
 import torch
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.integrations import dequantize_bnb_weight
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -49,11 +59,11 @@ def check_adapter(adapter: Path, base_name: str | None) -> dict[str, Any]:
 
 
 def dequantised(model: PreTrainedModel) -> PreTrainedModel:
-    """Turn a 4-bit model into an ordinary one with the same, rounded, weights.
+    """Convert a 4-bit model to an unquantised one with the same, rounded, weights.
 
-    An adapter trained on NF4 weights belongs onto those rounded weights: merged into them it
-    is the model that was trained, merged into the original ones it is another (docs/export.md
-    has the figures). A model that is not quantised is returned as it is.
+    An adapter trained on NF4 weights fits those rounded weights: merged into them it gives the
+    model that was trained, merged into the original ones a different one (docs/export.md has the
+    figures). A model that is not quantised is returned as it is.
     """
     if getattr(model, "is_loaded_in_4bit", False):
         return model.dequantize()
@@ -61,7 +71,7 @@ def dequantised(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
-    """Put a LoRA adapter beside the weights of `base`.
+    """Load a LoRA adapter onto `base`, unmerged.
 
     Raises:
         InputError: if the adapter is damaged, or its shapes do not fit the base model.
@@ -75,7 +85,7 @@ def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
 def merge_adapter(base: PreTrainedModel, adapter: Path) -> PreTrainedModel:
     """Merge a LoRA adapter into the weights of `base`, in place.
 
-    Each layer is summed in fp32 and rounded once, to the dtype that it has.
+    Each layer is rounded to the dtype that it has.
 
     Raises:
         InputError: if the adapter's shapes do not fit the base model, or its weights are not
@@ -101,13 +111,114 @@ def _merge_layer(layer: BaseTunerLayer, adapter: Path) -> None:
     base.to(dtype)
 
 
+@contextmanager
+def merged(model: PreTrainedModel | PeftModel, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Replace adapted and 4-bit layers by plain linear ones, adapter merged, inside the context.
+
+    This saves unpacking 4-bit weights, and the two small products of every LoRA layer, at every
+    token. The original layers are not touched, so the merged ones take extra memory:
+    `merged_bytes`.
+
+    Args:
+        model: one for which `merge_obstacle` is None.
+        dtype: of the merged weights; None for that of the model's embedding, which is what its
+            layers compute in.
+    """
+    dtype = dtype or working_dtype(model)
+    replaced: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
+    try:
+        for parent, name, layer in _layers_to_merge(model):
+            linear = _merged_linear(layer, dtype)
+            replaced.append((parent, name, layer))
+            setattr(parent, name, linear)
+        yield
+    finally:
+        for parent, name, layer in replaced:
+            setattr(parent, name, layer)
+
+
+def merge_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
+    """Name what `merged` does not support in this model; None if it supports all of it."""
+    for module in model.modules():
+        if not isinstance(module, LoraLayer):
+            continue
+        base = module.get_base_layer()
+        if type(base) not in (torch.nn.Linear, bnb.nn.Linear4bit):
+            return f"LoRA on a layer of type {type(base).__name__}"
+        if any(module.use_dora.values()):
+            return "DoRA scales the weights as well"
+        if module.lora_variant:
+            return "a variant of LoRA"
+        if any(module.lora_bias.values()):
+            return "LoRA with a separate bias"
+    return None
+
+
+def is_merge_exact(model: PreTrainedModel | PeftModel, dtype: torch.dtype | None = None) -> bool:
+    """Check that `merged` gives the policy that is trained, up to the order of fp32 sums.
+
+    Half precision rounds the sum, which the unmerged adapter's forward pass does not. Dropout acts
+    on the adapter in training mode, and cannot in merged weights.
+    """
+    dropout = any(
+        getattr(dropout, "p", 0.0)
+        for module in model.modules()
+        if isinstance(module, LoraLayer)
+        for dropout in module.lora_dropout.values()
+    )
+    return (dtype or working_dtype(model)) == torch.float32 and not dropout
+
+
+def merged_bytes(model: PreTrainedModel | PeftModel, dtype: torch.dtype | None = None) -> int:
+    """Count the bytes that `merged` needs in addition to the model."""
+    size = (dtype or working_dtype(model)).itemsize
+    layers = (_base_of(layer) for _, _, layer in _layers_to_merge(model))
+    return sum(size * layer.in_features * layer.out_features for layer in layers)
+
+
+def working_dtype(model: PreTrainedModel | PeftModel) -> torch.dtype:
+    """Return the dtype of the model's hidden states."""
+    dtype: torch.dtype = model.get_input_embeddings().weight.dtype
+    return dtype
+
+
+def _layers_to_merge(
+    module: torch.nn.Module,
+) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Module]]:
+    """(parent, name, layer) of the layers with an adapter or 4-bit weights."""
+    for name, child in list(module.named_children()):
+        if isinstance(child, LoraLayer | bnb.nn.Linear4bit):
+            yield module, name, child
+        else:
+            yield from _layers_to_merge(child)
+
+
+def _base_of(layer: torch.nn.Module) -> Any:
+    return layer.get_base_layer() if isinstance(layer, LoraLayer) else layer
+
+
+@torch.no_grad()
+def _merged_linear(layer: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Linear:
+    base = _base_of(layer)
+    is_4bit = isinstance(base, bnb.nn.Linear4bit)
+    weight = dequantize_bnb_weight(base.weight) if is_4bit else base.weight
+    if isinstance(layer, LoraLayer) and not layer.disable_adapters:
+        active = (name for name in layer.active_adapters if name in layer.lora_A)
+        weight = weight.float() + sum(layer.get_delta_weight(name).float() for name in active)
+    linear = torch.nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
+    linear.weight = torch.nn.Parameter(weight.to(dtype), requires_grad=False)
+    if base.bias is not None:
+        linear.bias = torch.nn.Parameter(base.bias.to(dtype), requires_grad=False)
+    return linear
+
+
 def save_merged(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path
 ) -> None:
     """Save weights (safetensors), tokenizer, chat template and generation config.
 
-    The generation config keeps the base model's sampling defaults, but no penalty on repetition,
-    which training and evaluation do not have, and every token that ended a completion there.
+    The generation config keeps the base model's sampling defaults, except for a repetition penalty,
+    which training and evaluation do not use. It lists every token that ended a completion there.
     """
     directory.mkdir(parents=True, exist_ok=True)
     config = model.generation_config
@@ -119,7 +230,7 @@ def save_merged(
 
 
 def save_4bit(merged: Path, directory: Path, trust_remote_code: bool = False) -> None:
-    """Quantise a saved model to NF4 with double quantisation, and save it beside its tokenizer.
+    """Quantise a saved model to NF4 with double quantisation, and save it with its tokenizer.
 
     Raises:
         InputError: if bitsandbytes does not work on this machine.

@@ -1,16 +1,16 @@
-"""Look at this machine before a run: `make doctor`, or `python -m sologrpo.plan.doctor`.
+"""Check whether this machine can train: `sologrpo doctor`, or `make doctor` in a checkout.
 
 One line for each thing that a run needs or can use: `ok`, `warning` (a run works, but not as well,
 or not every recipe) or `error` (it will not work), and then how to mend it. Exits with 1 if there
 is an error. Nothing is changed, and no token is shown.
 """
 
-import argparse
 import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable
+from argparse import RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -21,7 +21,9 @@ import psutil
 from packaging.requirements import Requirement
 from rich.console import Console
 
+from sologrpo.command_line import Parser
 from sologrpo.console import print_line, quiet_libraries
+from sologrpo.errors import one_line_errors
 
 Status = Literal["ok", "warning", "error"]
 
@@ -206,12 +208,14 @@ def examine(check: Callable[[], Finding]) -> Finding:
         return Finding("error", f"{type(error).__name__}: {reason}"[:300], "make clean setup")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Print what each check finds; 1 if one of them is an error."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.parse_args(argv)
+@one_line_errors
+def main(argv: Sequence[str]) -> None:
+    """Print what each check finds; exit with 1 if one of them is an error."""
+    Parser(
+        prog="sologrpo doctor",
+        description=__doc__,
+        formatter_class=RawDescriptionHelpFormatter,
+    ).parse(argv)
     quiet_libraries()
     console = Console()
     statuses = []
@@ -223,12 +227,9 @@ def main(argv: list[str] | None = None) -> int:
         print_line(console, found.text)
         if found.mend:
             print_line(console, f"{'':21}-> {found.mend}")
-    return int("error" in statuses)
+    if "error" in statuses:
+        sys.exit(1)
 
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:.1f} GiB"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,8 +15,8 @@ from trl import ModelConfig, get_peft_config
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.errors import BROKEN_FILE
 from sologrpo.model.loading import cannot_load, pick_dtype
-from sologrpo.sampling.engines import bytes_of_row
-from sologrpo.sampling.loop import merged_bytes
+from sologrpo.model.merging import merged_bytes
+from sologrpo.sampling.sampler import bytes_of_row
 
 # NF4 (bitsandbytes): half a byte a weight, an fp32 scale for every 64 weights; with double
 # quantisation that scale is one byte, and an fp32 one for every 256 of those.

@@ -11,7 +11,7 @@ from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.plan.footprint import FP32, Footprint
-from sologrpo.sampling.engines import FREE_SHARE, LOGIT_BYTES
+from sologrpo.sampling.sampler import FREE_SHARE, LOGIT_BYTES
 from sologrpo.training.packing import SharedPrompts, pack_by_tokens, padded_tokens
 
 # trl/kernels/chunked_logprob.py:254-298 (1.16): the LM head's logits are never whole, and a tile is

@@ -14,6 +14,7 @@ import asyncio
 import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -36,7 +37,9 @@ from rewards.completions import Scores
 from rewards.grading import CLOSE, OPEN
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import parse_config
+from sologrpo.console import quiet_libraries
 from sologrpo.data.dataset import build_prompts, load_rows
+from sologrpo.errors import one_line_errors
 from sologrpo.prompts import PROMPT_FORMATS, PromptFormat, WorkedExample
 from sologrpo.training.advantages import RIGHT
 
@@ -196,6 +199,15 @@ def _aligned(lines: list[list[str]]) -> str:
         for line in lines
     ]
     return "\n".join("  ".join(line).rstrip() for line in padded)
+
+
+@one_line_errors
+def main(argv: Sequence[str]) -> None:
+    """Print the check of a run that is given as for `train.py`; exit with 1 if a check failed."""
+    quiet_libraries()
+    report = check_run(argv)
+    print(report.text())
+    sys.exit(1 if report.failures else 0)
 
 
 # --- the check ----------------------------------------------------------------------------------

@@ -9,7 +9,16 @@ from typing import Any
 import yaml
 
 from sologrpo.errors import InputError
-from sologrpo.files import ENVIRONMENT, METRICS, RECORDS, RESULTS, RUN_CONFIG
+from sologrpo.files import (
+    COMPLETIONS,
+    ENVIRONMENT,
+    EVALUATIONS,
+    METRICS,
+    PRECISION_TABLE,
+    RECORDS,
+    RESULTS,
+    RUN_CONFIG,
+)
 from sologrpo.report.completions import Completions, Scoring, read_completions
 from sologrpo.report.values import Record
 
@@ -53,9 +62,9 @@ def read_run(run_dir: Path) -> Run:
         config=config,
         environment=_read_mapping(run_dir / ENVIRONMENT, json.loads, notes),
         metrics=metrics,
-        completions=read_completions(run_dir / "completions", Scoring(config, metrics), notes),
-        evaluations=_read_evaluations(run_dir / "eval", notes),
-        precisions=_read_mapping(run_dir / "eval" / "precisions.json", json.loads, notes),
+        completions=read_completions(run_dir / COMPLETIONS, Scoring(config, metrics), notes),
+        evaluations=_read_evaluations(run_dir / EVALUATIONS, notes),
+        precisions=_read_mapping(run_dir / EVALUATIONS / PRECISION_TABLE, json.loads, notes),
         notes=notes,
     )
 

@@ -7,7 +7,6 @@ It reads and writes files only. A page is one file without outside resources. Mo
 it only through an autoescaping template, and its content policy allows no other scripts.
 """
 
-import argparse
 import base64
 import gzip
 import hashlib
@@ -21,7 +20,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from sologrpo.errors import InputError, one_line_errors
-from sologrpo.files import write_atomically
+from sologrpo.files import REPORT, REWARD_CURVE, write_atomically
 from sologrpo.report import values
 from sologrpo.report.charts import draw_accuracies, draw_chapters
 from sologrpo.report.comparison import comparison_page, distinct_names
@@ -70,8 +69,8 @@ def write_report(run_dir: Path) -> Path:
         sologrpo.errors.InputError: runs/nowhere is not a run directory: name one that train.py made
     """
     run = read_run(run_dir)
-    draw_reward_curve(run.metrics, run_dir / "reward_curve.png", run.name)
-    path = run_dir / "report.html"
+    draw_reward_curve(run.metrics, run_dir / REWARD_CURVE, run.name)
+    path = run_dir / REPORT
     write_atomically(path, _render("report.html.j2", _run_page(run)))
     return path
 
@@ -161,16 +160,16 @@ def _hash(script: str) -> str:
 # --- command line ----------------------------------------------------------------------------
 
 
+@one_line_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the report of one run directory, or the comparison of several.
 
     Args:
         argv: the arguments after `sologrpo report`; by default those of the process.
-
-    Raises:
-        InputError: if the arguments do not fit together, or there is no such run directory.
     """
-    parser = argparse.ArgumentParser(
+    from sologrpo.command_line import Parser  # loads transformers, which reports do without
+
+    parser = Parser(
         prog="sologrpo report",
         description="Write report.html into a run directory, or one page that compares several.",
     )
@@ -194,7 +193,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise InputError("--output is for several runs; the page of one is its report.html")
     else:
         print(write_report(arguments.run_dirs[0]))
-
-
-if __name__ == "__main__":
-    one_line_errors(main)()

@@ -1,8 +1,18 @@
-"""Sampling completions: engines, our loop, stop strings."""
+"""Sampling completions: the decoding loop, stop strings, engines, batches that fit memory."""
 
-from sologrpo.sampling.engines import Request, Sampler
+from sologrpo.sampling.decoding import Request, Sampled, can_generate_fast, generate_fast
 from sologrpo.sampling.generation import Completion, generate_greedily
-from sologrpo.sampling.loop import Sampled
+from sologrpo.sampling.sampler import Sampler, check_vllm
 from sologrpo.sampling.stopping import StopStrings
 
-__all__ = ["Completion", "Request", "Sampled", "Sampler", "StopStrings", "generate_greedily"]
+__all__ = [
+    "Completion",
+    "Request",
+    "Sampled",
+    "Sampler",
+    "StopStrings",
+    "can_generate_fast",
+    "check_vllm",
+    "generate_fast",
+    "generate_greedily",
+]

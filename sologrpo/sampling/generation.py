@@ -1,4 +1,4 @@
-"""Batched generation for validation and evaluation: greedy unless told otherwise."""
+"""Batched generation for validation and evaluation, greedy or sampled."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sologrpo.model.loading import end_token_ids
-from sologrpo.model.memory import TokenBudget, release_unused
-from sologrpo.sampling.loop import can_generate_fast, generate_fast
+from sologrpo.model.memory import TokenBudget
+from sologrpo.sampling.decoding import Request, can_generate_fast, generate_fast
 from sologrpo.sampling.stopping import StopStrings
 
 
@@ -19,9 +19,9 @@ class Completion:
 
     Attributes:
         text: decoded, without special tokens; nothing follows a stop string.
-        token_count: tokens generated, the end-of-text token included. The token that completes
-            a stop string counts whole, even if `text` ends within it.
-        truncated: it met the length limit before an end-of-text token or a stop string.
+        token_count: tokens generated, including the end-of-text token, and the token that completes
+            a stop string, even if `text` ends inside it.
+        truncated: the length limit was reached before an end-of-text token or a stop string.
     """
 
     text: str
@@ -37,7 +37,7 @@ def generate_greedily(
     token_budget: int = 16384,
     stop_strings: Sequence[str] = (),
 ) -> list[Completion]:
-    """Complete every prompt, in the given order.
+    """Complete every prompt greedily, in the given order.
 
     Args:
         prompts: token ids of the prompts, special tokens included (`data.prompt_token_ids`).
@@ -68,20 +68,20 @@ def generate_in_batches(
     stop_strings: Sequence[str] = (),
     seed: int = 0,
 ) -> Iterator[list[tuple[int, Completion]]]:
-    """Complete every prompt, and hand out each batch as soon as it is done.
+    """Complete every prompt, and yield each batch as soon as it is complete.
 
-    The longest prompts come first, so that the largest batch, and an out-of-memory error, do. A
-    batch that does not fit into memory is tried again in halves; one prompt that does not is an
-    error.
+    The longest prompts come first, so that the largest batch does, and an out-of-memory error. A
+    batch that does not fit into memory is repeated in halves; a single prompt that does not fit
+    raises the error.
 
     Args:
-        prompts: token ids; equal neighbours are computed once, which is how to sample several
-            completions of a prompt.
+        prompts: token ids. Equal neighbours are computed once: repeat a prompt to sample several
+            completions of it.
         config: `greedy_config`, or `sampling_config`.
         token_budget: tokens (prompt and completion, padding counted) of one batch.
         stop_strings: text that ends a completion and stays in it.
-        seed: of sampling. Each batch draws its own numbers from it and from how many prompts are
-            left, so that whoever goes on with the rest of the prompts gets the same completions.
+        seed: of sampling. Each batch is seeded with it plus the number of prompts that are left,
+            so that resuming with the rest of the prompts gives the same completions.
 
     Yields:
         (index into `prompts`, completion) pairs, one batch at a time.
@@ -97,17 +97,13 @@ def generate_in_batches(
             batch = order[: max(1, budget.tokens // width)]
             if config.do_sample:
                 torch.manual_seed(seed + len(order))
-            done: list[Completion] | None = None
-            try:
+            done: list[Completion] = []
+            with budget.halved_if_out_of_memory(width * len(batch), rows=len(batch)):
                 ids = [list(prompts[i]) for i in batch]
                 done = _generate_batch(model, tokenizer, ids, config, stops)
-            except (RuntimeError, MemoryError) as error:
-                budget.halve(error, largest=width * len(batch), rows=len(batch))
-            if done is None:  # behind the except clause: the error holds on to the batch's memory
-                release_unused()
-                continue
-            order = order[len(batch) :]
-            yield list(zip(batch, done, strict=True))
+                order = order[len(batch) :]
+            if done:
+                yield list(zip(batch, done, strict=True))
     finally:
         model.train(was_training)
 
@@ -119,7 +115,7 @@ def sampling_config(
     temperature: float = 1.0,
     top_p: float = 1.0,
 ) -> GenerationConfig:
-    """Settings for drawing completions, from the whole vocabulary or its likeliest `top_p`."""
+    """Build the settings for sampling from the whole vocabulary, or its likeliest `top_p`."""
     config = greedy_config(model, tokenizer, max_new_tokens)
     config.do_sample = True
     config.temperature, config.top_p, config.top_k = temperature, top_p, 0
@@ -129,11 +125,11 @@ def sampling_config(
 def greedy_config(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int
 ) -> GenerationConfig:
-    """Settings for the likeliest token at every step, whatever the model's own file asks for."""
+    """Build the settings for greedy decoding, ignoring the model's own generation config."""
     return GenerationConfig(
         max_new_tokens=max_new_tokens,
         do_sample=False,
-        # What is not set here comes from the model's own file; Qwen2.5-Instruct asks for 1.1.
+        # What is not set here is taken from the model's own file; Qwen2.5-Instruct has 1.1.
         repetition_penalty=1.0,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=sorted(end_token_ids(model, tokenizer)),
@@ -150,16 +146,16 @@ def _generate_batch(
 ) -> list[Completion]:
     padded = tokenizer.pad({"input_ids": ids}, padding_side="left", return_tensors="pt")
     inputs = {name: tensor.to(model.device) for name, tensor in padded.items()}
-    prompt_T = inputs["input_ids"].size(1)
     if can_generate_fast(model, config, inputs):
-        output_ids = generate_fast(model, **inputs, config=config, stops=stops)
+        request = Request(**inputs, config=config, stops=stops)
+        completion_ids = generate_fast(model, request).completion_ids
     else:
+        prompt_T = inputs["input_ids"].size(1)
         criteria = stops.criteria(prompt_T)
         output_ids = model.generate(**inputs, generation_config=config, stopping_criteria=criteria)
+        completion_ids = output_ids[:, prompt_T:]
     end_ids = set(config.eos_token_id)
-    return [
-        completion_of(row, tokenizer, end_ids, stops) for row in output_ids[:, prompt_T:].tolist()
-    ]
+    return [completion_of(row, tokenizer, end_ids, stops) for row in completion_ids.tolist()]
 
 
 def completion_of(
@@ -170,7 +166,7 @@ def completion_of(
 ) -> Completion:
     """Cut generated tokens where the completion ends, and decode it."""
     end = next((i + 1 for i, token in enumerate(token_ids) if token in end_ids), None)
-    # The stop string comes first if there are both: behind it there is only padding.
+    # The stop string comes first if there are both: after it there is only padding.
     stop = stops.length(token_ids[:end])
     kept = token_ids[: end if stop is None else stop]
     text = stops.cut(tokenizer.decode(kept, skip_special_tokens=True))

@@ -4,11 +4,11 @@ Reads the records, judges every stored completion by today's judge, and says wha
 model and loads no torch.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 
@@ -32,9 +32,14 @@ VERDICTS = ("correct", "lenient_correct", "extracted", "format_ok", "trailing_te
 SHOWN = 10  # changed verdicts that are printed
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"--regrade: {message}; it takes --prompt_format and --write too")
+@dataclass
+class RegradeArguments:
+    """The options of `evaluate.py --regrade`."""
+
+    regrade: str
+    prompt_format: str | None = field(default=None, metadata={"choices": sorted(PROMPT_FORMATS)})
+    write: bool = False
+    traceback: bool = False
 
 
 def regrade(argv: Sequence[str]) -> None:
@@ -43,13 +48,11 @@ def regrade(argv: Sequence[str]) -> None:
     Raises:
         InputError: if the file holds no records.
     """
-    parser = _Parser(prog="evaluate.py", allow_abbrev=False)
-    parser.add_argument("--regrade", type=Path, required=True)
-    parser.add_argument("--prompt_format", choices=sorted(PROMPT_FORMATS))
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--traceback", action="store_true")
-    args = parser.parse_args(argv)
-    before = read_records(args.regrade, args.prompt_format)
+    from sologrpo.command_line import Parser  # loads transformers, which scoring does without
+
+    (args,) = Parser(RegradeArguments).parse(argv)
+    file = Path(args.regrade)
+    before = read_records(file, args.prompt_format)
     after = [judge_again(record) for record in before]
     console = Console()
     _print_changes(console, before, after)
@@ -60,10 +63,10 @@ def regrade(argv: Sequence[str]) -> None:
         highlight=False,
     )
     if args.write:
-        write_records(args.regrade, after)
-        _update_results(args.regrade, after)
-        console.print(f"written  {args.regrade}", highlight=False)
-        _print_results(console, args.regrade.with_name(RESULTS))
+        write_records(file, after)
+        _update_results(file, after)
+        console.print(f"written  {file}", highlight=False)
+        _print_results(console, file.with_name(RESULTS))
 
 
 def changed_verdicts(before: Record, after: Record) -> list[tuple[Answer, Answer]]:

@@ -36,8 +36,8 @@ from sologrpo.errors import InputError, RunError
 from sologrpo.evaluation.evaluate import evaluate_greedily
 from sologrpo.model.loading import keep_trainable_in_fp32
 from sologrpo.model.memory import TokenBudget, release_unused
-from sologrpo.sampling.engines import TEST_ROWS, Request, Sampler, check_vllm
-from sologrpo.sampling.loop import Sampled, can_generate_fast
+from sologrpo.sampling.decoding import Request, Sampled, can_generate_fast
+from sologrpo.sampling.sampler import TEST_ROWS, Sampler, check_vllm
 from sologrpo.sampling.stopping import StopStrings
 from sologrpo.training.advantages import (
     RIGHT,
@@ -548,13 +548,10 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         completion_T: int,
-        with_entropy: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> torch.Tensor:
         inputs = _rows_of_passes(input_ids, attention_mask, completion_T)
-        if not with_entropy:
-            return self._log_probs(self.model, inputs), None
-        log_probs, entropies, _ = self._score(self.model, inputs, compute_entropy=True)
-        return log_probs, entropies
+        log_probs_BT: torch.Tensor = self._score(self.model, inputs)[0]
+        return log_probs_BT
 
     def _compare_with_sampler(self, output: dict[str, Any]) -> None:
         """Measure the loss's probability ratio from the policy that sampled, if that is another."""

@@ -225,7 +225,7 @@ def test_missing_config_lists_what_there_is():
     message = the_error(["--config", "configs/nothing.yaml"])
     assert "configs/nothing.yaml" in message
     for path in RECIPES:
-        assert f"configs/{path.name}" in message
+        assert path.stem in message
 
 
 @pytest.mark.parametrize("text", ["- a list\n", "", "key: [1\n"])

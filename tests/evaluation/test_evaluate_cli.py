@@ -263,8 +263,8 @@ ERRORS = [
     (["--max_completion_length", "0"], "max_completion_length 0"),
     (["--precision", "fp8"], "invalid choice: 'fp8'"),
     (["--compare_precisions", "--precision", "merged"], "leave --precision"),
-    (["--engine", "continuous", "--precision", "nf4_adapter"], "needs merged weights"),
-    (["--engine", "continuous", "--compare_precisions"], "needs merged weights"),
+    (["--engine", "vllm", "--precision", "nf4_adapter"], "needs merged weights"),
+    (["--engine", "vllm", "--compare_precisions"], "needs merged weights"),
     (["--engine", "vllm"], "vLLM is not installed; pip install 'sologrpo[vllm]'"),
     (["--engine", "sglang"], "invalid choice: 'sglang'"),
     (["--write"], "--write belongs to --regrade"),
@@ -292,7 +292,7 @@ def test_comparing_precisions_needs_an_adapter(evaluate: Run, tiny_llama: Path) 
         (["--regrade", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
         (["--regrade=nowhere.jsonl"], "cannot read nowhere.jsonl"),
         (["--regrade"], "expected one argument"),
-        (["--regrade", "x", "--run", "y"], "unrecognized arguments: --run y"),
+        (["--regrade", "x", "--run", "y"], "unknown key 'run'"),
     ],
 )
 def test_bad_input_of_judging_again(evaluate: Run, arguments: list[str], says: str) -> None:

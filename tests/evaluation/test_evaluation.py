@@ -617,30 +617,6 @@ def test_problems_are_described_in_every_format(tokenizer: PreTrainedTokenizerBa
     assert first.kind == "add"
 
 
-def test_continuous_batching_gives_the_same_records(
-    tmp_path: Path, tiny_llama: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    problems = prompts(6)
-    written = []
-    for engine in ("transformers", "continuous"):
-        settings = parse(tiny_llama, tmp_path / engine, "--engine", engine)
-        records, results = evaluate(model, tokenizer, problems, settings, "model")
-        assert results["settings"]["engine"] == engine
-        written.append(records)
-    assert written[0] == written[1]
-    assert not model.training
-
-
-def test_continuous_batching_says_what_failed(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(type(model), "generate_batch", lambda *args, **kwargs: {})
-    generator = Generator(model, tokenizer, 12, engine="continuous")
-    ids = prompt_token_ids(prompts(3)["prompt"], tokenizer)
-    with pytest.raises(InputError, match="failed on 3 of 3 prompts; use --engine transformers"):
-        list(generator.complete(ids))
-
-
 class StandInVllm:
     """vLLM's interface as far as it is used, over transformers; it keeps what it was given."""
 

@@ -1,7 +1,6 @@
 """The Hub: the real client against a stand-in on loopback, failures included."""
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +10,14 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.utils import _http
 
-from hub_stand_in import CUT, HubStandIn, Repository, running_hub
+from hub_stand_in import CUT, HubStandIn, Repository
 from sologrpo.errors import InputError
-from sologrpo.export import hub as hub_module
 from sologrpo.export.hub import HubError, check_repository_name, open_repository, push_folder
 
 CARD = b"---\ntags: [grpo]\n---\n# A model\n"
 WEIGHTS = bytes(range(256)) * 200
 COMMIT = "/commit/main"
 UPLOADED = f"/storage/{hashlib.sha256(WEIGHTS).hexdigest()}"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubStandIn]:
-    with running_hub() as running:
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", running.endpoint)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        # The stand-in speaks the plain large file protocol, not that of hf_xet's own servers.
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-        monkeypatch.setenv("HF_TOKEN", "hf_writes")
-        monkeypatch.setattr(hub_module, "WAITS", (0.0, 0.0))
-        monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)
-        _http.close_session()  # it was made for another endpoint, or to refuse all
-        yield running
-    _http.close_session()
 
 
 @pytest.fixture
@@ -48,17 +30,24 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def push(folder: Path, name: str = "mine") -> str:
-    return push_folder(folder, open_repository(name), "Upload", leave_out=[".export.json"])
+def push(folder: Path) -> str:
+    return push_folder(folder, open_repository("mine"), "Upload", ignore=[".export.json"])
 
 
-def test_all_files_arrive_but_those_left_out(hub: HubStandIn, folder: Path) -> None:
-    address = push(folder)
+def failed_push(folder: Path) -> str:
+    with pytest.raises(HubError) as caught:
+        push(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_all_files_arrive_except_those_ignored(hub: HubStandIn, folder: Path) -> None:
+    url = push(folder)
     repository = hub.repositories["ana/mine"]
     assert repository.files == {"README.md": CARD, "model.safetensors": WEIGHTS}
     assert repository.commits == ["Upload"]
     assert not repository.private
-    assert address.startswith(f"{hub.endpoint}/ana/mine/commit/")
+    assert url.startswith(f"{hub.endpoint}/ana/mine/commit/")
 
 
 def test_second_push_sends_nothing(hub: HubStandIn, folder: Path) -> None:
@@ -71,97 +60,76 @@ def test_second_push_sends_nothing(hub: HubStandIn, folder: Path) -> None:
 def test_private(hub: HubStandIn) -> None:
     assert open_repository("ana/hidden", private=True) == "ana/hidden"
     assert hub.repositories["ana/hidden"].private
-    assert open_repository("hidden", private=True) == "ana/hidden"  # it is there already
-
-
-def test_private_push_does_not_go_into_a_public_repository(hub: HubStandIn) -> None:
+    assert open_repository("hidden", private=True) == "ana/hidden"  # it exists already
     hub.repositories["ana/open"] = Repository(private=False)
     with pytest.raises(HubError, match=r"ana/open exists already and is public.*another name"):
         open_repository("open", private=True)
 
 
-# -- before any work is done -----------------------------------------------------------------------
-
-
-def refusal(name: str = "mine", private: bool = False) -> str:
-    with pytest.raises(HubError) as caught:
-        open_repository(name, private)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert "hf_" not in message.replace("hf_xet", "")  # no token
-    return message
-
-
-def test_no_token(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HF_TOKEN")
-    assert "no Hub token" in refusal()
-    assert hub.requests == []
-
-
-def test_wrong_token_401(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_unknown")
-    assert "does not accept the token (401)" in refusal()
-    assert hub.requests == ["GET /api/whoami-v2"]  # asked once: it will not get better
-
-
-def test_token_that_only_reads_403(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_reads")
-    assert "may not write to ana/mine (403)" in refusal()
-
-
-def test_token_that_only_reads_a_repository_that_is_there(
-    hub: HubStandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # `create_repo` lets this pass.
-    hub.repositories["ana/mine"] = Repository(private=False)
-    monkeypatch.setenv("HF_TOKEN", "hf_reads")
-    assert "may not write to ana/mine (403)" in refusal()
-
-
-def test_name_of_somebody_else_403(hub: HubStandIn) -> None:
-    assert "may not write to bob/mine (403)" in refusal("bob/mine")
-
-
-def test_repository_that_is_there_409(hub: HubStandIn) -> None:
+def test_repository_that_exists(hub: HubStandIn) -> None:
     hub.repositories["ana/mine"] = Repository(private=False)
     assert open_repository("mine") == "ana/mine"
     assert hub.asked("POST", "/api/repos/create") == 1
 
 
-def test_offline(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["a/b/c", "with space", "-x", "", "x.git"])
+def test_invalid_repository_name(name: str) -> None:
+    with pytest.raises(InputError, match="is not a repository name: write NAME or USER/NAME"):
+        check_repository_name(name)
+
+
+# -- before any work is done -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("token", "name", "exists", "message"),
+    [
+        (None, "mine", False, "no Hub token"),
+        (None, "ana/mine", False, "no Hub token"),
+        ("hf_unknown", "mine", False, "does not accept the token (401)"),
+        ("hf_reads", "mine", False, "may not write to ana/mine (403)"),
+        ("hf_reads", "mine", True, "may not write to ana/mine (403)"),  # create_repo accepts this
+        ("hf_writes", "bob/mine", False, "may not write to bob/mine (403)"),
+    ],
+)
+def test_refused(
+    hub: HubStandIn, monkeypatch: pytest.MonkeyPatch, token: str | None, name: str, exists: bool,
+    message: str,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("HF_TOKEN") if token is None else monkeypatch.setenv("HF_TOKEN", token)
+    if exists:
+        hub.repositories["ana/mine"] = Repository(private=False)
+    with pytest.raises(HubError) as caught:
+        open_repository(name)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "hf_" not in str(caught.value)  # no token
+    if token is None:
+        assert hub.requests == []
+    if token == "hf_unknown":
+        assert hub.requests == ["GET /api/whoami-v2"]
+
+
+def test_offline(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     _http.close_session()
-    assert "HF_HUB_OFFLINE is set: unset it" in refusal()
+    assert "HF_HUB_OFFLINE is set: unset it" in failed_push(folder)
 
 
-def test_nobody_there(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert "the connection to http://127.0.0.1:9 broke off (ConnectError)" in refusal()
-
-
-@pytest.mark.parametrize("name", ["a/b/c", "with space", "-x", "", "x.git"])
-def test_name_that_no_repository_has(name: str) -> None:
-    with pytest.raises(InputError, match="is no repository name: write NAME or USER/NAME"):
-        check_repository_name(name)
+    assert "the connection to http://127.0.0.1:9 broke off (ConnectError)" in failed_push(folder)
 
 
 # -- failures on the way ---------------------------------------------------------------------------
 
-STEPS = [
-    ("GET", "/api/whoami-v2"),
-    ("POST", "/api/repos/create"),
-    ("GET", "/auth-check/write"),
-    ("POST", "/validate-yaml"),
-    ("POST", "/preupload/main"),
-    ("POST", "/objects/batch"),
-    ("PUT", "/storage/"),
-    ("POST", COMMIT),
-]
+BEFORE = [("GET", "/api/whoami-v2"), ("POST", "/api/repos/create"), ("GET", "/auth-check/write")]
+RETRIED = [("POST", "/preupload/main"), ("POST", "/objects/batch"), ("PUT", "/storage/")]
 
 
 @pytest.mark.parametrize("status", [500, CUT])
-@pytest.mark.parametrize(("method", "path"), STEPS)
-def test_failure_that_passes(
+@pytest.mark.parametrize(("method", "path"), RETRIED)
+def test_transfers_are_retried(
     hub: HubStandIn, folder: Path, method: str, path: str, status: int
 ) -> None:
     hub.fail(method, path, status)
@@ -171,29 +139,25 @@ def test_failure_that_passes(
     assert len(hub.repositories["ana/mine"].commits) == 1
 
 
-@pytest.mark.parametrize(("method", "path"), STEPS[4:])
+@pytest.mark.parametrize(("method", "path"), [*BEFORE, *RETRIED, ("POST", COMMIT)])
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [
         (401, "does not accept the token (401)"),
-        (403, "may not write to ana/mine (403)"),
-        (409, "the Hub answers 409 for ana/mine"),
-        (500, "the Hub answers 500 for ana/mine"),
+        (403, "mine (403): give another name, or"),
+        (412, "the Hub answers 412 for "),
+        (500, "the Hub answers 500 for "),
         (CUT, "broke off (RemoteProtocolError)"),
     ],
 )
-def test_failure_that_stays_is_one_line_and_nothing_is_lost(
-    hub: HubStandIn, folder: Path, method: str, path: str, status: int, said: str
+def test_lasting_failure_is_one_line_and_nothing_is_lost(
+    hub: HubStandIn, folder: Path, method: str, path: str, status: int, message: str
 ) -> None:
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     hub.fail(method, path, status, times=1000)
-    with pytest.raises(HubError) as caught:
-        push(folder)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert said in message
+    assert message in failed_push(folder)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
-    assert hub.repositories["ana/mine"].commits == []  # not half a model
+    assert not any(made.commits for made in hub.repositories.values())  # not half a model
 
     hub.faults.clear()
     push(folder)
@@ -201,35 +165,26 @@ def test_failure_that_stays_is_one_line_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize(
-    ("error", "said", "tries"),
+    ("error", "message"),
     [
-        (hf_xet.XetAuthenticationError("no access to\nthe storage"), "no access to the", 1),
-        (RuntimeError("Data processing error: reset by peer"), "failed: Data processing", 3),
-        (ConnectionResetError(104, "reset"), "broke off (ConnectionResetError)", 3),
+        (hf_xet.XetAuthenticationError("no access to\nthe storage"), "failed: no access to the"),
+        (RuntimeError("Data processing error: reset by peer"), "failed: Data processing"),
+        (ConnectionResetError(104, "reset"), "broke off (ConnectionResetError)"),
     ],
 )
 def test_failures_of_the_storage_client(
-    hub: HubStandIn, folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str,
-    tries: int,
-) -> None:  # fmt: skip
-    calls = []
-
+    hub: HubStandIn, folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
     def fail(self: HfApi, **kwargs: Any) -> None:
-        calls.append(kwargs)
         raise error
 
     monkeypatch.setattr(HfApi, "upload_folder", fail)
-    with pytest.raises(HubError) as caught:
-        push(folder)
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert len(calls) == tries
+    assert message in failed_push(folder)
 
 
 def test_interrupted_push_does_not_send_again_what_arrived(hub: HubStandIn, folder: Path) -> None:
-    hub.fail("POST", COMMIT, 403, times=1)
-    with pytest.raises(HubError):
-        push(folder)
+    hub.fail("POST", COMMIT, 403)
+    failed_push(folder)
     assert hub.asked("PUT", UPLOADED) == 1
     push(folder)
     assert hub.asked("PUT", UPLOADED) == 1

@@ -1,23 +1,21 @@
 """Parity: what the gap measures, and which gap is too wide."""
 
+import gc
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig, get_peft_model
+from transformers import PreTrainedModel
 from trl import ModelConfig
 
+from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
+from sologrpo.data.dataset import build_prompts
 from sologrpo.errors import InputError
-from sologrpo.export.parity import (
-    Gap,
-    Problem,
-    Reference,
-    Trained,
-    coarse_kl,
-    why_not_the_trained_model,
-)
+from sologrpo.export.parity import Gap, ParityCheck, coarse_kl, parity_failure
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.merging import dequantised, merge_adapter, save_merged
 from tiny import rows
@@ -43,7 +41,7 @@ def test_coarse_kl_of_all_tokens_is_exact() -> None:
     torch.testing.assert_close(coarse_kl(*top(p, q, 40)), kl(p, q), atol=1e-5, rtol=1e-4)
 
 
-def test_coarse_kl_is_never_above_the_exact_and_grows_towards_it() -> None:
+def test_coarse_kl_is_a_lower_bound_that_grows_with_the_tokens() -> None:
     p, q = torch.randn(2, 9, 400, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
     exact = kl(p, q)
     coarse = [coarse_kl(*top(p, q, count)) for count in (10, 100, 300)]
@@ -62,28 +60,26 @@ def test_coarse_kl_of_a_certain_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("kl", "training_kl", "max_kl", "message"),
     [
-        ({"kl": 0.0099}, None),
-        ({"kl": 0.0101}, "0.01 nats a token, over 0.01"),
-        ({"kl": 0.004, "training_kl": 0.0079}, "more than 50% of what training changed (0.0079)"),
-        ({"kl": 0.004, "training_kl": 0.0081}, None),
-        ({"kl": 0.0, "training_kl": 0.0}, None),  # untrained: there is nothing to lose
+        (0.0099, 0.1, 0.01, None),
+        (0.0101, 0.1, 0.01, "0.01 nats per token, over 0.01"),
+        (0.004, 0.0079, 0.01, "more than 50% of what training changed (0.0079)"),
+        (0.004, 0.0081, 0.01, None),
+        (0.0, 0.0, 0.01, None),  # untrained: there is nothing to lose
+        (0.02, 0.1, 0.05, None),
+        (0.001, 0.1, 0.0005, "over 0.0005"),
+        (math.nan, 0.1, 0.01, "nan nats per token, over 0.01"),
     ],
 )
-def test_bounds(changes: dict[str, float], says: str | None) -> None:
-    reason = why_not_the_trained_model(replace(GAP, **changes))
-    assert (reason is None) == (says is None)
-    assert says is None or says in str(reason)
-
-
-def test_bound_of_the_users_own() -> None:
-    assert why_not_the_trained_model(replace(GAP, kl=0.02), max_kl=0.05) is None
-    assert why_not_the_trained_model(GAP, max_kl=0.0005) is not None
+def test_bounds(kl: float, training_kl: float, max_kl: float, message: str | None) -> None:
+    failure = parity_failure(replace(GAP, kl=kl, training_kl=training_kl), max_kl)
+    assert (failure is None) == (message is None)
+    assert message is None or message in str(failure)
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> EvaluationSettings:
     """An adapter on NF4 weights."""
     model = ModelConfig(
         model_name_or_path=str(tiny_llama), dtype="float32", load_in_4bit=True,
@@ -95,28 +91,48 @@ def trained(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Train
     )
     folder = tmp_path_factory.mktemp("adapter")
     get_peft_model(load_base_model(model), config).save_pretrained(str(folder))
-    return Trained(model, folder, trust_remote_code=False, max_new_tokens=12, stop_strings=[])
+    arguments = ["--model", str(tiny_llama), "--adapter", str(folder)]
+    settings = parse_evaluation([*arguments, "--max_completion_length", "12"])
+    return replace(settings, model=model, trained_in_4bit=True)
 
 
-def problems() -> list[Problem]:
-    return [
-        Problem([{"role": "user", "content": row["question"]}], row["answer"], "xml")
-        for row in rows(4)
-    ]
+def check_on(trained: EvaluationSettings) -> ParityCheck:
+    tokenizer = load_tokenizer(str(trained.model.model_name_or_path))
+    return ParityCheck(trained, build_prompts(Dataset.from_list(rows(4)), trained.data, tokenizer))
 
 
-def save(trained: Trained, folder: Path, in_4bit: bool, adapter: bool = True) -> Path:
+def save(trained: EvaluationSettings, folder: Path, in_4bit: bool, adapter: bool = True) -> Path:
+    assert trained.adapter is not None
     base = dequantised(load_base_model(replace(trained.model, load_in_4bit=in_4bit)))
     model = merge_adapter(base, trained.adapter) if adapter else base
     save_merged(model, load_tokenizer(str(trained.model.model_name_or_path)), folder)
     return folder
 
 
-def test_gap_tells_the_trained_model_from_its_neighbours(trained: Trained, tmp_path: Path) -> None:
-    with Reference(trained, problems()) as reference:
-        right = reference.gap("right", save(trained, tmp_path / "right", in_4bit=True))
-        wrong = reference.gap("wrong", save(trained, tmp_path / "wrong", in_4bit=False))
-        before = reference.gap("before", save(trained, tmp_path / "before", True, adapter=False))
+def count_models() -> int:
+    return sum(issubclass(type(thing), PreTrainedModel) for thing in gc.get_objects())
+
+
+def test_gap_separates_the_trained_model_from_similar_ones(
+    trained: EvaluationSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge = save(trained, tmp_path / "right", in_4bit=True)
+    other_merge = save(trained, tmp_path / "wrong", in_4bit=False)
+    untrained = save(trained, tmp_path / "before", True, adapter=False)
+    gc.collect()
+    others = count_models()
+    load, in_memory = PreTrainedModel.from_pretrained.__func__, []
+
+    def counting(cls: type, *args: object, **kwargs: object) -> PreTrainedModel:
+        in_memory.append(count_models() - others)
+        return load(cls, *args, **kwargs)
+
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(counting))
+    check = check_on(trained)
+    right, wrong = check.measure("right", merge), check.measure("wrong", other_merge)
+    before = check.measure("before", untrained)
+    assert in_memory == [0] * 4  # one model at a time: the trained one and three saved ones
+    assert count_models() == others
     assert right.problems == 4
     assert 4 <= right.tokens <= 48
     assert right.kl < 1e-6
@@ -125,18 +141,17 @@ def test_gap_tells_the_trained_model_from_its_neighbours(trained: Trained, tmp_p
     assert right.accuracy == right.accuracy_trained
     assert wrong.kl > 100 * right.kl
     assert wrong.max_logprob_gap >= wrong.mean_logprob_gap > right.max_logprob_gap
-    # What training changed is the way back to the model before it.
+    # What training changed is the distance to the model before it.
     assert before.kl == pytest.approx(right.training_kl, rel=1e-3)
-    assert why_not_the_trained_model(right) is None
-    assert why_not_the_trained_model(before) is not None
+    assert parity_failure(right) is None
+    assert parity_failure(before) is not None
 
 
-def test_model_with_another_chat_template_is_refused(trained: Trained, tmp_path: Path) -> None:
+def test_model_with_another_chat_template_is_refused(
+    trained: EvaluationSettings, tmp_path: Path
+) -> None:
     folder = save(trained, tmp_path / "model", in_4bit=True)
     template = folder / "chat_template.jinja"
     template.write_text("Q: " + template.read_text(encoding="utf-8"), encoding="utf-8")
-    with (
-        Reference(trained, problems()) as reference,
-        pytest.raises(InputError, match=r"tokenizer or chat template is not the trained model's"),
-    ):
-        reference.gap("model", folder)
+    with pytest.raises(InputError, match=r"tokenizer or chat template is not the trained model's"):
+        check_on(trained).measure("model", folder)

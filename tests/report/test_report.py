@@ -594,10 +594,15 @@ def test_command_line(run_dir: Path, slower: Path, capsys: Any) -> None:
     main([str(run_dir), str(slower), "--output", str(page)])
     assert capsys.readouterr().out.strip() == str(page)
     assert page.is_file()
-    with pytest.raises(InputError, match="is not a run directory"):
-        main([str(run_dir / "nowhere")])
-    with pytest.raises(InputError, match="--output is for several runs"):
-        main([str(run_dir), "--output", str(page)])
+    for mistake, expected in (
+        ([str(run_dir / "nowhere")], "is not a run directory"),
+        ([str(run_dir), "--output", str(page)], "--output is for several runs"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main(mistake)
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert expected in error
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     assert "sologrpo report" in capsys.readouterr().out

@@ -77,7 +77,7 @@ def test_an_async_reward_stays_async():
     ("spec", "message"),
     [
         ("strict_fromat", "did you mean 'strict_format'"),
-        ("strict_fromat", "python -m rewards"),
+        ("strict_fromat", "sologrpo rewards"),
         ("qwertyuiop", "unknown reward 'qwertyuiop'"),
         ("", "unknown reward"),
         ("no_such_module:reward", "cannot import 'no_such_module'"),
@@ -93,11 +93,11 @@ def test_an_async_reward_stays_async():
         ({"completion_length": {"max_tokens": True}}, "max_tokens must be a number"),
         ({"strict_format": {"weight": 2}}, "it takes: none"),
         ({"own_rewards:my_reward": {"bnous": 2}}, "it takes: bonus"),
-        ({"strict_format": 3}, "a reward is a name or"),
-        ({"a": {}, "b": {}}, "a reward is a name or"),
-        ({}, "a reward is a name or"),
-        (3, "a reward is a name or"),
-        (None, "a reward is a name or"),
+        ({"strict_format": 3}, "write a reward as a name or"),
+        ({"a": {}, "b": {}}, "write a reward as a name or"),
+        ({}, "write a reward as a name or"),
+        (3, "write a reward as a name or"),
+        (None, "write a reward as a name or"),
     ],
 )
 def test_mistakes_are_one_line(spec, message):

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTo
 from transformers.generation import StopStringCriteria
 
 from sologrpo.errors import InputError
-from sologrpo.sampling.loop import LEAVE_BELOW, generate_fast
+from sologrpo.sampling.decoding import LEAVE_BELOW, Request, generate_fast
 from sologrpo.sampling.stopping import StopStrings
 from tiny import build_tokenizer
 
@@ -254,6 +254,15 @@ def greedy(tokenizer: PreTrainedTokenizerBase, **settings: Any) -> GenerationCon
     return GenerationConfig(**defaults | settings)
 
 
+def complete(
+    model: torch.nn.Module,
+    inputs: dict[str, torch.Tensor],
+    config: GenerationConfig,
+    stops: StopStrings,
+) -> torch.Tensor:
+    return generate_fast(model, Request(**inputs, config=config, stops=stops)).completion_ids
+
+
 def tensors(tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
     ids = ragged_prompts(tokenizer)
     return dict(tokenizer.pad({"input_ids": ids}, padding_side="left", return_tensors="pt"))
@@ -271,7 +280,7 @@ def test_fast_loop_equals_transformers(
         tokenizer, pad_token_id=tokenizer.convert_tokens_to_ids(getattr(tokenizer, pad))
     )
     stops = StopStrings(tokenizer, strings)
-    ours = generate_fast(model, **inputs, config=config, stops=stops)[:, prompt_T:].tolist()
+    ours = complete(model, inputs, config, stops).tolist()
     config.stop_strings = strings
     output = model.generate(**inputs, generation_config=config, tokenizer=tokenizer)
     theirs = output[:, prompt_T:].tolist()
@@ -295,8 +304,9 @@ def test_a_stop_string_in_the_prompt_ends_nothing(
     model, tokenizer = load(request.getfixturevalue(family))
     ids = torch.tensor(ragged_prompts(tokenizer)[:1])
     prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    whole = generate_fast(model, **prompt, config=greedy(tokenizer))
-    # The prompt now goes on to the fourth token of the completion; the stop string to the fifth.
+    no_stops = StopStrings(tokenizer, [])
+    whole = torch.cat([ids, complete(model, prompt, greedy(tokenizer), no_stops)], dim=1)
+    # The prompt now ends with the fourth token of the completion; the stop string with the fifth.
     start = prompt["input_ids"].size(1)
     T = start + 4
     prompt = {"input_ids": whole[:, :T], "attention_mask": torch.ones_like(whole[:, :T])}
@@ -307,7 +317,7 @@ def test_a_stop_string_in_the_prompt_ends_nothing(
     assert len(rest) > 1
     stops = StopStrings(tokenizer, [straddling, in_prompt])
     config = greedy(tokenizer, max_new_tokens=len(rest))
-    assert torch.equal(generate_fast(model, **prompt, config=config, stops=stops), whole)
+    assert complete(model, prompt, config, stops)[0].tolist() == rest.tolist()
     criteria = stops.criteria(T)
     by_transformers = model.generate(**prompt, generation_config=config, stopping_criteria=criteria)
     assert torch.equal(by_transformers, whole)
@@ -320,7 +330,6 @@ def test_a_stop_string_in_the_prompt_ends_nothing(
 def test_rows_that_stopped_leave_the_batch(family: str, request: pytest.FixtureRequest) -> None:
     model, tokenizer = load(request.getfixturevalue(family))
     inputs, stops = tensors(tokenizer), StopStrings(tokenizer, OF_THE_MODEL[family])
-    prompt_T = inputs["input_ids"].size(1)
     batch_sizes: list[int] = []
 
     def note_batch_size(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -329,10 +338,9 @@ def test_rows_that_stopped_leave_the_batch(family: str, request: pytest.FixtureR
 
     hook = model.register_forward_pre_hook(note_batch_size, with_kwargs=True)
     try:
-        output = generate_fast(model, **inputs, config=greedy(tokenizer), stops=stops)
+        rows = complete(model, inputs, greedy(tokenizer), stops).tolist()
     finally:
         hook.remove()
-    rows = output[:, prompt_T:].tolist()
     ends = [stops.length(row) or first_end(tokenizer, row) for row in rows]
     for step, batch_size in enumerate(batch_sizes, start=1):
         writing = sum(end > step for end in ends)

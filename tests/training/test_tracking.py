@@ -140,8 +140,8 @@ def test_a_hub_that_refuses_in_the_middle(
         assert files["adapter_model.safetensors"] == adapter
         assert not any("training_args" in name for name in files)
     else:
-        mend = f"python -m sologrpo.export.export --run {tmp_path / 'run'} --push_to_hub ana/mine"
-        assert mend in printed
+        fix = f"sologrpo export --run {tmp_path / 'run'} --push_to_hub ana/mine"
+        assert fix in printed
         assert files == {}
 
 

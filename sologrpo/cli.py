@@ -1,0 +1,125 @@
+"""Run the command line: `sologrpo train --config quickstart`.
+
+Each command is a script of the project (`train.py`, `evaluate.py`) or the `main` of a room. It is
+imported when it is called, so that `sologrpo --help` answers at once.
+"""
+
+import argparse
+import os
+import re
+import runpy
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+from sologrpo.files import BUNDLED, recipes
+
+Command = Callable[[Sequence[str]], None]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command of `sologrpo`.
+
+    Args:
+        argv: the command and its arguments; by default those of the process.
+    """
+    command, *arguments = _named_command(list(sys.argv[1:] if argv is None else argv))
+    # Commands read it too, for a setting's origin and for `--traceback`.
+    sys.argv = [f"sologrpo {command}", *arguments]
+    # Rewards of the user (`my_module:my_reward`) lie in the current folder, and shadow nothing.
+    sys.path.append(os.getcwd())
+    run, _ = COMMANDS[command]
+    run(arguments)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; see `{self.prog} --help`\n")
+
+
+def _named_command(argv: list[str]) -> list[str]:
+    parser = _Parser(
+        prog="sologrpo",
+        description="Train a language model to reason with GRPO, on one GPU.",
+        epilog="`sologrpo COMMAND --help` describes a command.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, (_, summary) in COMMANDS.items():
+        commands.add_parser(name, help=summary)
+    parser.parse_args(argv[:1])  # the rest is the command's
+    return argv
+
+
+def _script(name: str) -> Command:
+    """Return a command that runs a script of the project as it stands."""
+
+    def run(_: Sequence[str]) -> None:
+        sys.exit(runpy.run_path(str(BUNDLED / name))["main"]())
+
+    return run
+
+
+def _main_of(module: str) -> Command:
+    """Return a command that calls `main` of a module."""
+
+    def run(arguments: Sequence[str]) -> None:
+        sys.exit(import_module(module).main(arguments))
+
+    return run
+
+
+def _rewards(arguments: Sequence[str]) -> None:
+    if arguments and arguments[0] == "check":
+        _main_of("sologrpo.plan.reward_check")(arguments[1:])
+    _main_of("rewards.__main__")(arguments)
+
+
+def _recipes(arguments: Sequence[str]) -> None:
+    """List the recipes, or copy one."""
+    parser = _Parser(prog="sologrpo recipes", description="List the recipes, or copy one.")
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command")
+    commands.add_parser("list", help="list the recipes by name (the default)")
+    copy = commands.add_parser("copy", help="copy a recipe, to change it")
+    copy.add_argument("name", choices=recipes(), metavar="NAME", help="name of the recipe")
+    copy.add_argument(
+        "to", nargs="?", type=Path, default=Path(), metavar="TO", help="file or folder (default: .)"
+    )
+    options = parser.parse_args(arguments)
+    if options.command == "copy":
+        _copy_recipe(parser, recipes()[options.name], options.to)
+        return
+    width = max(map(len, recipes()))
+    for name, path in recipes().items():
+        print(f"{name:<{width}}  {_header(path)}")
+
+
+def _copy_recipe(parser: _Parser, recipe: Path, to: Path) -> None:
+    target = to / recipe.name if to.is_dir() else to
+    if target.exists():
+        parser.error(f"{target} exists already: name another file")
+    if not target.parent.is_dir():
+        parser.error(f"there is no folder {target.parent}: make it, or name another")
+    shutil.copyfile(recipe, target)
+    print(f"{target}\nnext: sologrpo train --config {target}")
+
+
+def _header(recipe: Path) -> str:
+    """Return the first sentence of the comment that a recipe begins with."""
+    comment, _, _ = recipe.read_text(encoding="utf-8").partition("\n#\n")
+    text = " ".join(line.removeprefix("# ") for line in comment.splitlines())
+    return re.split(r"(?<=\.) (?=[A-Z0-9])", text)[0]
+
+
+COMMANDS: dict[str, tuple[Command, str]] = {
+    "train": (_script("train.py"), "train a LoRA adapter with GRPO"),
+    "evaluate": (_script("evaluate.py"), "evaluate a run, an adapter or a model"),
+    "export": (_main_of("sologrpo.export.export"), "merge a run's adapter, save it, push it"),
+    "report": (_main_of("sologrpo.report.report"), "write the report of a run, or compare runs"),
+    "doctor": (_main_of("sologrpo.plan.doctor"), "check whether this machine can train"),
+    "rewards": (_rewards, "list the rewards, score a completion, check the rewards of a recipe"),
+    "recipes": (_recipes, "list the recipes, or copy one"),
+    "model": (_script("quickstart/get_model.py"), "download the quickstart model, 93 MB"),
+}

@@ -1,0 +1,76 @@
+"""Parse command lines; every mistake is one line that names the option and what to write."""
+
+import difflib
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from transformers.hf_argparser import HfArgumentParser
+
+from sologrpo.errors import InputError
+
+
+class Parser(HfArgumentParser):  # type: ignore[misc]
+    """Parse options into dataclasses, without abbreviations.
+
+    Args:
+        dataclasses: their fields become options; `add_argument` adds others.
+        renamed: what to write instead, for names known from elsewhere.
+        options: of `argparse.ArgumentParser`.
+    """
+
+    def __init__(
+        self, *dataclasses: type, renamed: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
+        super().__init__(dataclasses, allow_abbrev=False, **options)
+        self._renamed = renamed or {}
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the one line, in place of argparse's usage and exit."""
+        raise InputError(message)
+
+    def check_keys(self, keys: Iterable[str]) -> None:
+        """Refuse names that are not options, with the nearest one.
+
+        Raises:
+            InputError: for the first such name.
+        """
+        known = {action.dest for action in self._actions}
+        for key in keys:
+            name = key.replace("-", "_")
+            if name in known or name.removeprefix("no_") in known:  # argparse adds --no_baseline
+                continue
+            if key in self._renamed:
+                raise InputError(f"unknown key {key!r}: here it is {self._renamed[key]}")
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "; see docs/configuration.md"
+            raise InputError(f"unknown key {key!r}{hint}")
+
+    def parse_known_args(
+        self, args: Sequence[str] | None = None, namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        """Parse as argparse does, once the names are known. All other methods call this one."""
+        args = list(sys.argv[1:] if args is None else args)
+        self.check_keys(arg[2:].partition("=")[0] for arg in args if arg.startswith("--"))
+        parsed: tuple[Namespace, list[str]] = super().parse_known_args(args, namespace)
+        return parsed
+
+    def parse(self, argv: Sequence[str]) -> tuple[Any, ...]:
+        """Parse a command line into one instance per dataclass.
+
+        Args:
+            argv: without the command's name.
+
+        Raises:
+            InputError: for an unknown option, or a value that an option does not take.
+
+        >>> from dataclasses import make_dataclass
+        >>> Parser(make_dataclass("Settings", [("limit", int)])).parse(["--limit", "5"])
+        (Settings(limit=5),)
+        """
+        # Without a file of arguments next to the script: settings have one place.
+        parsed: tuple[Any, ...] = self.parse_args_into_dataclasses(
+            args=list(argv), look_for_args_file=False
+        )
+        return parsed

@@ -1,0 +1,137 @@
+"""Folders of saved models: complete, or not there.
+
+A model is saved in an unfinished folder next to its target and moved when it is complete. A marker
+records what it was made from, so that a second call with the same adapter and flags finds it.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sologrpo.config.evaluation import EvaluationSettings
+from sologrpo.config.export import ExportArguments
+from sologrpo.errors import InputError
+from sologrpo.export.model_card import public_name
+from sologrpo.export.parity import Gap
+from sologrpo.files import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    REWARD_CURVE,
+    write_atomically,
+)
+from sologrpo.model.merging import check_adapter
+
+MARKER = ".export.json"  # is never pushed
+# All that an adapter folder needs. Anything else in it (training_args.bin, say) is not pushed.
+ADAPTER_FILES = (
+    ADAPTER_CONFIG, ADAPTER_WEIGHTS, "README.md", REWARD_CURVE,
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "vocab.*", "merges.txt",
+)  # fmt: skip
+
+
+def fingerprint(settings: EvaluationSettings, arguments: ExportArguments) -> dict[str, Any]:
+    """Describe everything that a saved model depends on, to compare two exports."""
+    assert settings.adapter is not None
+    weights = settings.adapter / ADAPTER_WEIGHTS
+    return {
+        "adapter_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "base_model": public_name(str(settings.model.model_name_or_path)),
+        "base_revision": settings.model.model_revision,
+        "dtype": str(settings.model.dtype),
+        "trained_in_4bit": settings.trained_in_4bit,
+        "merge_into": arguments.merge_into,
+        "parity_problems": arguments.parity_problems,
+    }
+
+
+def finished_gaps(folder: Path, made_from: dict[str, Any]) -> list[Gap] | None:
+    """Read the gaps of a model that an earlier call saved; None if it is still to be made.
+
+    Args:
+        folder: where the model is, or will be.
+        made_from: fingerprint of the export at hand.
+
+    Raises:
+        InputError: if the folder holds anything else.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: give a folder")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return None
+    marker = folder / MARKER
+    if not marker.is_file():
+        raise InputError(f"{folder} is not empty: give another folder, or empty it")
+    try:
+        content = json.loads(marker.read_text(encoding="utf-8"))
+        same = content["made_from"] == made_from
+        gaps = [Gap.from_dict(gap) for gap in content["gaps"]] if same else []
+    except (ValueError, TypeError, LookupError) as error:
+        raise InputError(f"{marker} is damaged: remove {folder}, or give another one") from error
+    if not same:
+        raise InputError(
+            f"{folder} holds an export of another adapter or with other flags: remove it, or give "
+            "another folder"
+        )
+    return gaps
+
+
+def unfinished_folder(target: Path, kind: str) -> Path:
+    """Create an empty folder next to the target, on the same disk.
+
+    Raises:
+        InputError: if nothing can be written there.
+    """
+    return _empty_folder(target.with_name(f".{target.name}.{kind}.unfinished"))
+
+
+def finish(folder: Path, target: Path, made_from: dict[str, Any], gaps: Sequence[Gap]) -> None:
+    """Mark an unfinished folder with what it was made from, and move it to its target.
+
+    Args:
+        folder: as `unfinished_folder` created it.
+        target: where the model goes; empty, or not there.
+        made_from: fingerprint of the export.
+        gaps: of all models that were measured to make this one.
+    """
+    marker = {"made_from": made_from, "gaps": [asdict(gap) for gap in gaps]}
+    write_atomically(folder / MARKER, json.dumps(marker, indent=2))
+    if target.is_dir():
+        target.rmdir()
+    os.replace(folder, target)
+
+
+def copy_adapter(adapter: Path, export_folder: Path, base_on_hub: str | None) -> Path:
+    """Copy the adapter without anything that belongs to this machine; return the copy.
+
+    Args:
+        adapter: of the run.
+        export_folder: of the run, for everything that is pushed from there.
+        base_on_hub: Hub name of the base model, if the run has a local folder.
+    """
+    target = _empty_folder(export_folder / ADAPTER)
+    for pattern in ADAPTER_FILES:
+        for file in sorted(adapter.glob(pattern)):
+            shutil.copy(file, target)
+    config = check_adapter(target, None)
+    base = str(config["base_model_name_or_path"])
+    config["base_model_name_or_path"] = public_name(base, base_on_hub)
+    write_atomically(target / ADAPTER_CONFIG, json.dumps(config, indent=2))
+    return target
+
+
+def _empty_folder(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {folder.parent}: {error.strerror}: give another folder"
+        ) from error
+    return folder

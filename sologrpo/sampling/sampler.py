@@ -1,0 +1,319 @@
+"""Sampling engines: two ways to sample from the policy, and the test that chooses between them.
+
+| Engine | Samples from |
+|---|---|
+| `adapter` | the weights as they are trained, with the adapter unmerged |
+| `merged` | the adapter merged into the weights while completions are sampled |
+
+Both use the loop of `sampling.decoding`. Merging saves work at every token, but rounds the
+weights in half precision. So before merged weights are used there, both engines sample from
+prompts of the first batch, their log-probs are compared with the trainer's forward pass, and the
+faster of those that agree is taken. Weights in fp32 are merged without a test: nothing is rounded.
+
+Shapes: B rows, T tokens.
+"""
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from accelerate.utils import gather_object
+
+from sologrpo.config.arguments import SAMPLING_ENGINES
+from sologrpo.errors import InputError, first_line
+from sologrpo.model.memory import TokenBudget, free_bytes, release_unused
+from sologrpo.model.merging import (
+    is_merge_exact,
+    merge_obstacle,
+    merged,
+    merged_bytes,
+    working_dtype,
+)
+from sologrpo.sampling.decoding import Model, Request, Sampled, generate_fast
+
+logger = logging.getLogger(__name__)
+
+ADAPTER, MERGED = SAMPLING_ENGINES
+
+# Nats a token, mean absolute difference between the log-probs of the engine and of the trainer.
+# In bf16 with NF4 weights, SmolLM2-135M: 0.05 with the adapter unmerged, 0.07 with merged weights.
+# Weights that an adapter was not trained on, garbage and wrong log-probs give far more.
+MAX_GAP = 0.2
+TEST_TOKENS = 32  # of every row in the test
+TEST_ROWS = 16  # of the test's rows that the trainer scores
+FREE_SHARE = 0.8  # of the free memory that merged weights, or a key-value cache, may take
+LOGIT_BYTES = 32  # a vocabulary entry and row: logits, probabilities, and their sum in float64
+
+
+# (rows of prompts and completions, their mask, completion tokens T) -> (B, T) log-probs at the
+# sampling temperature, by the trainer's forward pass.
+Score = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Result of testing an engine.
+
+    Attributes:
+        tokens_per_second: 0 if the engine was rejected.
+        gap: see `MAX_GAP`; NaN if the test failed before it was known.
+        failure: why the engine was rejected; None if it was not.
+    """
+
+    tokens_per_second: float = 0.0
+    gap: float = math.nan
+    failure: str | None = None
+
+    def __str__(self) -> str:
+        if self.failure is not None:
+            return f"rejected: {self.failure}"
+        return f"{self.tokens_per_second:.0f} tokens/s, {self.gap:.4f} nats off"
+
+
+class Sampler:
+    """Samples completions with the requested engine, or with the faster one that is accurate.
+
+    Args:
+        requested: `adapter`, `merged` or `auto`.
+        score: the trainer's forward pass.
+        half: dtype of mixed precision; None if there is none.
+        token_budget: tokens (padding counted) of a batch; None for what fits into memory.
+
+    Example:
+        >>> sampler = Sampler("auto", score)
+        >>> sampler.prepare(model, request)  # chooses the engine on the first call
+        >>> with sampler.weights(model):
+        ...     sampled = sampler.sample(model, request)
+    """
+
+    def __init__(
+        self,
+        requested: str,
+        score: Score,
+        half: torch.dtype | None = None,
+        token_budget: int | None = None,
+    ) -> None:
+        self.engine: str | None = None
+        self._requested = requested
+        self._score = score
+        self._half = half
+        self._fits_memory = token_budget is None
+        self._budget = TokenBudget(token_budget or sys.maxsize, "sampling")
+        self._is_exact = True
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the engine samples the trained policy; if not, completions have log-probs."""
+        return self._is_exact
+
+    # -- choosing -------------------------------------------------------------------------------
+
+    def prepare(self, model: Model, request: Request) -> None:
+        """Choose the engine, once.
+
+        Raises:
+            InputError: if the requested engine does not work, or disagrees with the trainer.
+        """
+        if self.engine is None:
+            self.engine = self._choose(model, request)
+            self._is_exact = self.engine == ADAPTER or is_merge_exact(model, self._half)
+
+    def _choose(self, model: Model, request: Request) -> str:
+        if self._requested == ADAPTER:
+            return ADAPTER
+        obstacles = gather_object([self._merge_obstacle(model)])
+        obstacle = next((obstacle for obstacle in obstacles if obstacle is not None), None)
+        if obstacle is not None:
+            if self._requested == MERGED:
+                raise _cannot_merge(obstacle)
+            logger.warning("sampling engine adapter: it cannot be merged: %s", obstacle)
+            return ADAPTER
+        if is_merge_exact(model, self._half):
+            return MERGED
+        return self._choose_by_test(model, request)
+
+    def _choose_by_test(self, model: Model, request: Request) -> str:
+        candidates = [MERGED] if self._requested == MERGED else [ADAPTER, MERGED]
+        trials = {name: self._test(name, model, request) for name in candidates}
+        trials = _worst_of_processes(trials)
+        failure = trials[MERGED].failure
+        if failure is not None and self._requested == MERGED:
+            raise _cannot_merge(failure)
+        # The adapter is the policy itself: if it is wrong too, the training pass will show it.
+        accepted = [name for name in candidates if trials[name].failure is None] or [ADAPTER]
+        fastest = max(accepted, key=lambda name: trials[name].tokens_per_second)
+        found = "; ".join(f"{name} {trial}" for name, trial in trials.items())
+        logger.warning("sampling engine %s (%s)", fastest, found)
+        return fastest
+
+    def _merge_obstacle(self, model: Model) -> str | None:
+        obstacle = merge_obstacle(model)
+        if obstacle is not None:
+            return obstacle
+        needed, free = merged_bytes(model, self._half), free_bytes(model.device)
+        if needed > FREE_SHARE * free:
+            return f"it needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
+        return None
+
+    def _test(self, engine: str, model: Model, request: Request) -> Trial:
+        """Sample the first tokens of the first batch, and restore the random state."""
+        devices = [model.device] if model.device.type == "cuda" else []
+        try:
+            with torch.random.fork_rng(devices):
+                return self._measure(engine, model, request)
+        except Exception as error:  # whatever is wrong with an engine, there is another
+            trial = Trial(failure=f"{type(error).__name__}: {first_line(error)}")
+        release_unused()  # after the except block: the error holds what the test had computed
+        return trial
+
+    def _measure(self, engine: str, model: Model, request: Request) -> Trial:
+        with self._weights_of(engine, model):
+            request = request.rows(slice(0, self._rows_of_next_batch(model, request)))
+            request = request.limited(TEST_TOKENS)
+            sampled = generate_fast(model, request, with_log_probs=True)
+        gap = self._gap_to_trainer(request, sampled)
+        if not gap <= MAX_GAP:
+            return Trial(gap=gap, failure=f"{gap:.3f} nats a token off the trainer")
+        # Timed on the second run: the first one warms up.
+        with self._weights_of(engine, model):
+            start = time.perf_counter()
+            sampled = generate_fast(model, request, with_log_probs=True)
+            tokens = int(request.mask_of(sampled.completion_ids).sum())
+            return Trial(tokens / (time.perf_counter() - start), gap)
+
+    def _gap_to_trainer(self, request: Request, sampled: Sampled) -> float:
+        assert sampled.log_probs is not None
+        n_rows = len(request.input_ids)
+        few = slice(0, n_rows, max(1, n_rows // TEST_ROWS))  # from different groups
+        request, ids = request.rows(few), sampled.completion_ids[few]
+        mask = request.mask_of(ids)
+        with torch.no_grad():
+            trained = self._score(
+                torch.cat([request.input_ids, ids], dim=1),
+                torch.cat([request.attention_mask, mask], dim=1),
+                ids.size(1),
+            )
+        return float((sampled.log_probs[few] - trained)[mask.bool()].abs().mean())
+
+    # -- sampling -------------------------------------------------------------------------------
+
+    def weights(self, model: Model) -> AbstractContextManager[None]:
+        """Give the model the weights that the engine samples from, inside the context.
+
+        Before an engine is chosen, for a validation ahead of training: merged if that is possible.
+        """
+        engine = self.engine
+        if engine is None:
+            unmerged = self._requested == ADAPTER or self._merge_obstacle(model) is not None
+            engine = ADAPTER if unmerged else MERGED
+        return self._weights_of(engine, model)
+
+    def _weights_of(self, engine: str, model: Model) -> AbstractContextManager[None]:
+        return merged(model, self._half) if engine == MERGED else nullcontext()
+
+    def sample(self, model: Model, request: Request) -> Sampled:
+        """Sample all rows, in batches of whole groups where memory does not hold all at once.
+
+        If memory runs out, the batches are halved, and completed ones are kept.
+        """
+        parts: list[Sampled] = []
+        start, end = 0, len(request.input_ids)
+        while start < end:
+            rest = request.rows(slice(start, end))
+            batch = rest.rows(slice(0, self._rows_of_next_batch(model, rest)))
+            rows = len(batch.input_ids)
+            with self._budget.halved_if_out_of_memory(rows * batch.width, rows):
+                parts.append(generate_fast(model, batch, with_log_probs=not self._is_exact))
+                start += rows
+        return _joined(parts, int(request.config.pad_token_id))
+
+    def _rows_of_next_batch(self, model: Model, request: Request) -> int:
+        tokens = self._budget.tokens
+        if self._fits_memory:
+            row = bytes_of_row(model, request.width, self._half)
+            tokens = min(tokens, int(FREE_SHARE * free_bytes(model.device) / row) * request.width)
+        most = max(1, tokens // request.width)
+        is_new = (request.input_ids[1:] != request.input_ids[:-1]).any(dim=1)
+        ends = [*(is_new.nonzero().flatten() + 1).tolist(), len(request.input_ids)]
+        return rows_of_whole_groups(ends, most)
+
+
+def bytes_of_row(model: Model, width: int, half: torch.dtype | None = None) -> int:
+    """Compute the bytes that a row of `width` tokens takes while sampled: cache and logits."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    size = (half or working_dtype(model)).itemsize
+    token = 2 * config.num_hidden_layers * heads * head_dim * size  # keys and values
+    return int(width * token + config.vocab_size * LOGIT_BYTES)
+
+
+def rows_of_whole_groups(ends: list[int], most: int) -> int:
+    """Rows of the first of several batches, even in size, that break no group if that is possible.
+
+    Args:
+        ends: where each group ends, ascending; the last is the number of rows.
+        most: rows that a batch can hold.
+
+    Example:
+        >>> rows_of_whole_groups([8, 16, 24], 20)  # two batches of 16 and 8, not of 20 and 4
+        16
+        >>> rows_of_whole_groups([8, 16, 24, 32], 31)
+        16
+        >>> rows_of_whole_groups([8, 16], 6)
+        6
+    """
+    total = ends[-1]
+    if total <= most:
+        return total
+    even = math.ceil(total / math.ceil(total / most))
+    fitting = [end for end in ends if end <= most]
+    return next((end for end in fitting if end >= even), max(fitting, default=most))
+
+
+def _worst_of_processes(trials: dict[str, Trial]) -> dict[str, Trial]:
+    """The worst result of any process: all have to take the same engine."""
+    every = gather_object([trials])
+    return {
+        name: min((found[name] for found in every), key=lambda trial: trial.tokens_per_second)
+        for name in trials
+    }
+
+
+def _cannot_merge(reason: str) -> InputError:
+    return InputError(f"sampling_engine merged: {reason}; set sampling_engine: adapter")
+
+
+def _joined(parts: list[Sampled], pad_id: int) -> Sampled:
+    """The rows of all batches, padded to the longest."""
+    if len(parts) == 1:
+        return parts[0]
+    width = max(part.completion_ids.size(1) for part in parts)
+
+    def widened(tensors: list[torch.Tensor], value: float) -> torch.Tensor:
+        pad = torch.nn.functional.pad
+        return torch.cat([pad(t, (0, width - t.size(1)), value=value) for t in tensors])
+
+    completion_ids = widened([part.completion_ids for part in parts], pad_id)
+    log_probs = [part.log_probs for part in parts if part.log_probs is not None]
+    return Sampled(completion_ids, widened(log_probs, 0.0) if log_probs else None)
+
+
+def check_vllm(sampled: torch.Tensor, trained: torch.Tensor, mask: torch.Tensor) -> None:
+    """Compare vLLM's log-probs with the trainer's, (B, T) each.
+
+    Raises:
+        InputError: if they disagree; vLLM then samples another policy than the one that is trained.
+    """
+    differences_T = (sampled - trained)[mask.bool()].abs()
+    gap = float(differences_T.nanmean())  # vLLM knows no log-prob of some tokens
+    if not gap <= MAX_GAP:
+        raise InputError(
+            f"vLLM is {gap:.3f} nats a token off the trainer, at most {MAX_GAP} is allowed: it "
+            "does not sample the trained policy; set use_vllm: false, or load_in_4bit: false"
+        )

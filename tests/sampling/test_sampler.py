@@ -1,0 +1,405 @@
+"""Sampling engines: the choice between them, log-probs, batches and memory."""
+
+import logging
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import GenerationConfig
+
+from sologrpo.errors import InputError
+from sologrpo.model.loading import load_tokenizer
+from sologrpo.model.merging import merge_obstacle, merged, merged_bytes
+from sologrpo.sampling import sampler as sampler_module
+from sologrpo.sampling.decoding import Request, Sampled, generate_fast
+from sologrpo.sampling.prefill import positions
+from sologrpo.sampling.sampler import (
+    FREE_SHARE,
+    LOGIT_BYTES,
+    Sampler,
+    Score,
+    bytes_of_row,
+    check_vllm,
+    rows_of_whole_groups,
+)
+from sologrpo.sampling.stopping import StopStrings
+from tiny import rows, with_adapter
+
+G = 4
+FAMILIES = ["tiny_llama", "tiny_qwen"]
+
+
+def request_of(path: Path, n_prompts: int = 4, new_tokens: int = 24, **settings: Any) -> Request:
+    """Prompts of different lengths, each `G` times."""
+    tokenizer = load_tokenizer(str(path))
+    texts = [row["question"] + " Why?" * (i % 3) for i, row in enumerate(rows(n_prompts))]
+    padded = tokenizer([text for text in texts for _ in range(G)], padding=True)
+    return Request(
+        torch.tensor(padded["input_ids"]),
+        torch.tensor(padded["attention_mask"]),
+        GenerationConfig(
+            max_new_tokens=new_tokens,
+            eos_token_id=[tokenizer.eos_token_id],
+            pad_token_id=tokenizer.pad_token_id,
+            **{"do_sample": True, "top_k": 0} | settings,
+        ),
+        StopStrings(tokenizer, []),
+    )
+
+
+def scorer(model: Any, temperature: float = 1.0) -> Score:
+    """Log-probs of a plain forward pass."""
+
+    def score(input_ids: torch.Tensor, mask: torch.Tensor, T: int) -> torch.Tensor:
+        with torch.no_grad():
+            output = model(input_ids=input_ids, attention_mask=mask, position_ids=positions(mask))
+        all_BTV = (output.logits[:, -T - 1 : -1].float() / temperature).log_softmax(dim=-1)
+        return all_BTV.gather(2, input_ids[:, -T:, None]).squeeze(2)
+
+    return score
+
+
+def said_by(logger: str, caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == logger]
+
+
+# -- log-probs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.6}, {"top_k": 5, "temperature": 1.4}])
+def test_log_probs_of_the_loop(settings: dict[str, Any], tiny_llama: Path) -> None:
+    model, asked = with_adapter(tiny_llama), request_of(tiny_llama, **settings)
+    torch.manual_seed(1)
+    sampled = generate_fast(model, asked, with_log_probs=True)
+    mask = asked.mask_of(sampled.completion_ids)
+    assert len(set(mask.sum(dim=1).tolist())) > 2  # rows left the batch at different tokens
+    score = scorer(model, settings.get("temperature", 1.0))
+    expected = score(
+        torch.cat([asked.input_ids, sampled.completion_ids], dim=1),
+        torch.cat([asked.attention_mask, mask], dim=1),
+        sampled.completion_ids.size(1),
+    )
+    assert sampled.log_probs is not None
+    found = sampled.log_probs[mask.bool()]
+    torch.testing.assert_close(found, expected[mask.bool()], rtol=0, atol=1e-4)
+    # Asking for them changes nothing about what is sampled.
+    torch.manual_seed(1)
+    assert torch.equal(generate_fast(model, asked).completion_ids, sampled.completion_ids)
+
+
+def test_mask_ends_with_the_end_token_or_the_stop_string(tiny_llama: Path) -> None:
+    asked = request_of(tiny_llama)
+    tokenizer = load_tokenizer(str(tiny_llama))
+    stop, end = tokenizer.convert_tokens_to_ids("7"), tokenizer.eos_token_id
+    asked = replace(asked, stops=StopStrings(tokenizer, ["7"]))
+    ids = torch.tensor(
+        [[90, end, 0, end], [90, 91, 92, 93], [stop, 90, 91, end], [end, stop, 0, 0]]
+    )
+    assert asked.mask_of(ids).tolist() == [[1, 1, 0, 0], [1] * 4, [1, 0, 0, 0], [1, 0, 0, 0]]
+
+
+# -- the test that chooses ------------------------------------------------------------------------
+
+
+def test_fp32_weights_are_merged_without_a_test(tiny_llama: Path) -> None:
+    def score(*args: Any) -> Any:
+        raise AssertionError("there is nothing to test")
+
+    for requested in ("auto", "merged"):
+        sampler = Sampler(requested, score)
+        sampler.prepare(with_adapter(tiny_llama), request_of(tiny_llama))
+        assert sampler.engine == "merged"
+        assert sampler.is_exact
+
+
+REFUSED = [
+    ({"use_dora": True}, "DoRA"),
+    ({"target_modules": ["embed_tokens", "q_proj"]}, "Embedding"),
+    ({"lora_bias": True, "target_modules": ["q_proj"]}, "separate bias"),
+]
+
+
+@pytest.mark.parametrize(("lora", "reason"), REFUSED)
+def test_an_adapter_that_cannot_be_merged_is_sampled_unmerged(
+    lora: dict[str, Any], reason: str, tiny_qwen: Path
+) -> None:
+    model = with_adapter(tiny_qwen, **lora)
+    obstacle = merge_obstacle(model)
+    assert obstacle is not None
+    assert reason in obstacle
+    sampler = Sampler("auto", scorer(model))
+    sampler.prepare(model, request_of(tiny_qwen))
+    assert sampler.engine == "adapter"
+    with pytest.raises(InputError, match=f"{reason}.*sampling_engine: adapter"):
+        Sampler("merged", scorer(model)).prepare(model, request_of(tiny_qwen))
+
+
+@pytest.fixture
+def half_precision(tiny_llama: Path) -> tuple[PeftModel, Request]:
+    return with_adapter(tiny_llama, dtype="bfloat16"), request_of(tiny_llama)
+
+
+def test_in_half_precision_the_engines_are_compared(
+    half_precision: tuple[PeftModel, Request], caplog: pytest.LogCaptureFixture
+) -> None:
+    model, asked = half_precision
+    sampler = Sampler("auto", scorer(model))
+    with caplog.at_level(logging.WARNING, "sologrpo.sampling.sampler"):
+        sampler.prepare(model, asked)
+        sampler.prepare(model, asked)  # nothing more is said or tried
+    (line,) = said_by("sologrpo.sampling.sampler", caplog)
+    assert sampler.engine is not None
+    assert line.startswith(f"sampling engine {sampler.engine} (adapter ")
+    assert line.count("tokens/s") == 2
+    assert "merged" in line
+    assert "rejected" not in line
+
+
+def is_merged(model: Any) -> bool:
+    return not any(hasattr(module, "lora_A") for module in model.modules())
+
+
+def wrong_log_probs(done: Sampled) -> Sampled:
+    assert done.log_probs is not None
+    return replace(done, log_probs=done.log_probs - 0.3)
+
+
+def not_a_number(done: Sampled) -> Sampled:
+    assert done.log_probs is not None
+    return replace(done, log_probs=done.log_probs * math.nan)
+
+
+def raising(done: Sampled) -> Sampled:
+    raise NotImplementedError("no kernel for this\nwith details")
+
+
+def out_of_memory(done: Sampled) -> Sampled:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
+
+
+BROKEN = [
+    (wrong_log_probs, r"0\.[23].. nats a token off the trainer"),
+    (not_a_number, "nan nats"),
+    (raising, "NotImplementedError: no kernel for this$"),
+    (out_of_memory, "OutOfMemoryError: CUDA out of memory"),
+]
+
+
+def break_engine(
+    monkeypatch: pytest.MonkeyPatch, how: Callable[[Sampled], Sampled], merged: bool = True
+) -> None:
+    """Spoil what one of the engines samples."""
+
+    def broken(model: Any, *args: Any, **kwargs: Any) -> Sampled:
+        done = generate_fast(model, *args, **kwargs)
+        return how(done) if is_merged(model) == merged else done
+
+    monkeypatch.setattr(sampler_module, "generate_fast", broken)
+
+
+@pytest.mark.parametrize(("how", "reason"), BROKEN)
+@pytest.mark.parametrize("engine", ["adapter", "merged"])
+def test_a_broken_engine_is_rejected_and_the_other_taken(
+    engine: str,
+    how: Callable[[Sampled], Sampled],
+    reason: str,
+    half_precision: tuple[PeftModel, Request],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, asked = half_precision
+    break_engine(monkeypatch, how, merged=engine == "merged")
+    sampler = Sampler("auto", scorer(model))
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    with caplog.at_level(logging.WARNING, "sologrpo.sampling.sampler"):
+        sampler.prepare(model, asked)
+    assert torch.equal(torch.get_rng_state(), state)  # the test draws no number of the run
+    assert sampler.engine == ("adapter" if engine == "merged" else "merged")
+    (line,) = said_by("sologrpo.sampling.sampler", caplog)
+    adapter, merged = line.removesuffix(")").split("; merged ")
+    rejected, other = (merged, adapter) if engine == "merged" else (adapter, merged)
+    assert re.search(f"rejected: .*{reason}", rejected)
+    assert "tokens/s" in other
+    if engine == "merged":  # requested by name, it ends the run with what to write instead
+        with pytest.raises(InputError) as caught:
+            Sampler("merged", scorer(model)).prepare(model, asked)
+        problem, fix = str(caught.value).split("; set ")
+        assert re.search(f"^sampling_engine merged: .*{reason}", problem)
+        assert fix == "sampling_engine: adapter"
+
+
+def test_too_little_memory_to_merge(
+    half_precision: tuple[PeftModel, Request],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, asked = half_precision
+    monkeypatch.setattr(sampler_module, "free_bytes", lambda device: merged_bytes(model))
+    sampler = Sampler("auto", scorer(model))
+    sampler.prepare(model, asked)
+    assert sampler.engine == "adapter"
+    assert "GiB are free" in caplog.text
+    with pytest.raises(InputError, match="GiB are free; set sampling_engine: adapter"):
+        Sampler("merged", scorer(model)).prepare(model, asked)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_engines_agree_greedily(family: str, request: pytest.FixtureRequest) -> None:
+    path = request.getfixturevalue(family)
+    model, asked = with_adapter(path), request_of(path, do_sample=False)
+    adapter = generate_fast(model, asked).completion_ids
+    with merged(model):
+        assert torch.equal(generate_fast(model, asked).completion_ids, adapter)
+    assert len(set(asked.mask_of(adapter).sum(dim=1).tolist())) > 1
+
+
+# -- batches and memory ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Rows of every batch that the loop samples."""
+    sizes: list[int] = []
+
+    def counted(model: Any, request: Request, with_log_probs: bool) -> Sampled:
+        sizes.append(len(request.input_ids))
+        return generate_fast(model, request, with_log_probs)
+
+    monkeypatch.setattr(sampler_module, "generate_fast", counted)
+    return sizes
+
+
+def sample(model: Any, asked: Request, seed: int = 0, **settings: Any) -> Sampled:
+    sampler = Sampler("merged", scorer(model), **settings)
+    sampler.prepare(model, asked)
+    torch.manual_seed(seed)
+    with sampler.weights(model):
+        return sampler.sample(model, asked)
+
+
+def test_batches_are_whole_groups(tiny_llama: Path, batches: list[int]) -> None:
+    model, asked = with_adapter(tiny_llama), request_of(tiny_llama, n_prompts=5)
+    for rows_at_once, sizes in {20: [20], 19: [12, 8], 9: [8, 8, 4], 3: [3, 1] * 5}.items():
+        batches.clear()
+        sample(model, asked, token_budget=rows_at_once * asked.width)
+        assert batches == sizes
+
+
+@pytest.mark.parametrize(
+    ("ends", "most", "expected"),
+    [
+        ([4, 8, 12], 12, 12),
+        ([4, 8, 12], 11, 8),
+        ([4, 8, 12, 16], 15, 8),
+        ([6, 7], 5, 5),
+        ([1], 1, 1),
+    ],
+)
+def test_rows_of_whole_groups(ends: list[int], most: int, expected: int) -> None:
+    assert rows_of_whole_groups(ends, most) == expected
+
+
+def test_one_batch_is_what_the_loop_samples(tiny_llama: Path) -> None:
+    model, asked = with_adapter(tiny_llama), request_of(tiny_llama)
+    sampled = sample(model, asked, seed=7)
+    torch.manual_seed(7)
+    with merged(model):
+        alone = generate_fast(model, asked)
+    assert torch.equal(alone.completion_ids, sampled.completion_ids)
+    assert sampled.log_probs is None
+
+
+def test_batches_change_no_greedy_completion(tiny_llama: Path) -> None:
+    model, asked = with_adapter(tiny_llama), request_of(tiny_llama, do_sample=False)
+    whole = sample(model, asked).completion_ids
+    for rows_at_once in (9, 3):
+        parts = sample(model, asked, token_budget=rows_at_once * asked.width).completion_ids
+        assert torch.equal(parts, whole)
+
+
+def test_batches_sample_the_same_distribution(tiny_llama: Path) -> None:
+    model, asked = with_adapter(tiny_llama), request_of(tiny_llama, n_prompts=1, new_tokens=1)
+    n = 4000
+    many = replace(
+        asked,
+        input_ids=asked.input_ids[:1].expand(n, -1),
+        attention_mask=asked.attention_mask[:1].expand(n, -1),
+    )
+    with torch.no_grad():
+        probabilities = model(many.input_ids[:1]).logits[0, -1].softmax(dim=-1)
+    tokens = sample(model, many, token_budget=300 * many.width).completion_ids[:, 0]
+    counts = Counter(tokens.tolist())
+    for token, p in enumerate(probabilities.tolist()):
+        assert abs(counts[token] - n * p) < 5 * math.sqrt(n * p) + 5
+    again = sample(model, many, token_budget=300 * many.width).completion_ids[:, 0]
+    assert torch.equal(again, tokens)
+
+
+def test_out_of_memory_halves_the_batches(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, asked = with_adapter(tiny_llama), request_of(tiny_llama, do_sample=False)
+    expected = sample(model, asked).completion_ids
+    tried = []
+
+    def run(model: Any, request: Request, with_log_probs: bool) -> Sampled:
+        tried.append(len(request.input_ids))
+        # The second batch of eight finds less memory than the first.
+        if len(request.input_ids) > (8 if len(tried) < 3 else 4):
+            raise torch.OutOfMemoryError
+        return generate_fast(model, request, with_log_probs)
+
+    monkeypatch.setattr(sampler_module, "generate_fast", run)
+    with caplog.at_level(logging.WARNING, "sologrpo.model.memory"):
+        assert torch.equal(sample(model, asked).completion_ids, expected)
+    assert tried == [16, 8, 8, 4, 4]
+    first, second = said_by("sologrpo.model.memory", caplog)
+    assert first.startswith("out of memory in sampling")
+    assert second.startswith("out of memory in sampling")
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [(out_of_memory, torch.OutOfMemoryError), (raising, NotImplementedError)],
+    ids=["a single row out of memory", "another error"],
+)
+def test_an_error_that_smaller_batches_cannot_fix_ends_the_run(
+    how: Callable[[Sampled], Sampled],
+    error: type[Exception],
+    tiny_llama: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    break_engine(monkeypatch, how)
+    with pytest.raises(error):
+        sample(with_adapter(tiny_llama), request_of(tiny_llama, new_tokens=1))
+
+
+def test_batches_are_made_to_fit_into_memory(
+    tiny_llama: Path, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, asked = with_adapter(tiny_llama), request_of(tiny_llama)
+    row = bytes_of_row(model, asked.width)
+    # 2 layers x 2 heads x 16 wide x keys and values in fp32, and what the logits take.
+    assert row == asked.width * 2 * 2 * 2 * 16 * 4 + 512 * LOGIT_BYTES
+    sampler = Sampler("merged", scorer(model))
+    sampler.prepare(model, asked)
+    monkeypatch.setattr(sampler_module, "free_bytes", lambda device: int(11 * row / FREE_SHARE))
+    with sampler.weights(model):
+        sampler.sample(model, asked)
+    assert batches == [8, 8]
+
+
+# -- vLLM -----------------------------------------------------------------------------------------
+
+
+def test_vllm_without_a_log_prob_of_a_token() -> None:
+    sampled = torch.tensor([[-1.0, math.nan, -9.0]])
+    check_vllm(sampled, torch.tensor([[-1.01, -2.0, -3.0]]), torch.tensor([[1, 1, 0]]))
