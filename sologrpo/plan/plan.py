@@ -28,7 +28,8 @@ from sologrpo.model.loading import pick_dtype
 from sologrpo.model.memory import free_bytes
 from sologrpo.plan.footprint import Footprint, disk_bytes, footprint, free_disk_bytes
 from sologrpo.plan.memory_plan import CPU_PROCESS, memory_mend, plan_memory
-from sologrpo.plan.reward_check import Bench, Trial, render, solution_of
+from sologrpo.plan.reward_check import aligned
+from sologrpo.plan.trials import Bench, Trial, render, solution_of
 from sologrpo.plan.warnings import suspicious_settings
 from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.training.run_directory import resolved_config
@@ -170,11 +171,8 @@ def score_lines(
     ]
     names = ["", *map(reward_name, rewards), "weighted sum"]
     columns: list[Sequence[str | float | None]] = [list(texts), *scores, sums]
-    width = max(map(len, names))
-    return [
-        f"{name:<{width}}" + "".join(f"  {_cell(value):>9}" for value in values)
-        for name, values in zip(names, columns, strict=True)
-    ]
+    lines = [[name, *map(_cell, values), ""] for name, values in zip(names, columns, strict=True)]
+    return aligned(lines).splitlines()
 
 
 def _cell(value: str | float | None) -> str:
