@@ -86,7 +86,7 @@ class Export:
 
     @property
     def pushes(self) -> str | None:
-        """What is pushed, or would be without `--dry_run`."""
+        """The kind of model that is pushed, or would be without `--dry_run`."""
         return self.arguments.what if self.arguments.push_to_hub else None
 
 

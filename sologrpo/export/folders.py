@@ -56,7 +56,7 @@ def finished_gaps(folder: Path, made_from: dict[str, Any]) -> list[Gap] | None:
 
     Args:
         folder: where the model is, or will be.
-        made_from: fingerprint of the export at hand.
+        made_from: fingerprint of this export.
 
     Raises:
         InputError: if the folder holds anything else.

@@ -25,7 +25,7 @@ _NEW_TOKEN = (
 
 
 class HubError(InputError):
-    """The Hub refuses, fails or cannot be reached; the message is one line and says what to do."""
+    """The Hub refuses, fails or cannot be reached; the message is one line that names the fix."""
 
 
 def check_repository_name(name: str) -> None:

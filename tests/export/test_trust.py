@@ -1,4 +1,4 @@
-"""What a run must not give away, and what data and models must not be able to do."""
+"""Secrets: a run must not give them away, and data and models must not run code or write files."""
 
 import ast
 import os

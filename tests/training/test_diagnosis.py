@@ -1,4 +1,4 @@
-"""What looks wrong is said once, in plain words; what is usual is not mentioned."""
+"""Problems are reported once, in plain words; usual settings and metrics are not mentioned."""
 
 import io
 from pathlib import Path
@@ -40,9 +40,9 @@ def test_usual_settings_are_not_mentioned(tokenizer: PreTrainedTokenizerBase) ->
     [
         (["--warmup_steps", "100"], "never reaches 0.0005; try --warmup_steps 10"),
         (["--learning_rate", "1e-3"], "or set beta 0.02"),
-        (["--temperature", "0.2"], "temperature 0.2: completions of a group"),
-        (["--max_completion_length", "3"], "what the prompt shows cannot be written"),
-        (["--save_steps", "100"], "a crash loses everything; set save_steps 10"),
+        (["--temperature", "0.2"], "temperature 0.2: the completions of a group"),
+        (["--max_completion_length", "3"], "the model cannot write what the prompt shows"),
+        (["--save_steps", "100"], "a crash would lose everything; set save_steps 10"),
         (["--save_strategy", "no"], "no checkpoint before step 100"),
         (["--trust_remote_code", "true"], "runs on this machine with your rights"),
     ],
@@ -90,11 +90,11 @@ def test_constant_rewards_of_the_first_batch() -> None:
     assert topics(history(frac_reward_zero_std=[0.5], reward_std=[0.0])) == []
 
 
-@pytest.mark.parametrize(("right", "mend"), [(1.0, "take harder ones"), (0.0, "take easier")])
-def test_no_signal_for_long(right: float, mend: str) -> None:
+@pytest.mark.parametrize(("right", "fix"), [(1.0, "take harder ones"), (0.0, "take easier")])
+def test_no_signal_for_long(right: float, fix: str) -> None:
     columns = {"frac_reward_zero_std": [0.5] + [1.0] * 5, "degenerate/all_right": [right] * 6}
     (found,) = findings({"reward": [0.0] * 6, **columns}, 64)
-    assert mend in found[1]
+    assert fix in found[1]
     columns["frac_reward_zero_std"][-2] = 0.9
     assert topics({"reward": [0.0] * 6, **columns}) == []
 
