@@ -293,7 +293,7 @@ def settings_of(run: Path, *flags: str | Path) -> EvaluationSettings:
 def refusal(run: Path, *flags: str | Path, **changes: Any) -> str:
     settings = settings_of(run, *flags)
     with pytest.raises(InputError) as caught:
-        begin_export(settings.export, replace(settings, **changes))
+        begin_export(replace(settings, **changes))
     return str(caught.value)
 
 
@@ -328,7 +328,7 @@ def test_folder_of_another_export(run: Path, tmp_path: Path, content: str, messa
 
 def test_problems_are_those_held_out_of_the_training(run: Path, tmp_path: Path) -> None:
     settings = settings_of(run, "--save_merged", tmp_path / "x")
-    export = begin_export(settings.export, settings)
+    export = begin_export(settings)
     assert export is not None
     assert export.problems is not None
     tokenizer = load_tokenizer(str(settings.model.model_name_or_path))
