@@ -45,7 +45,7 @@ model: $(READY)  ## download the quickstart model, 93 MB, into models/
 
 quickstart: model  ## train on the word problems in quickstart/, evaluate before and after
 	@echo "run directory: $(OUT)"
-	OMP_NUM_THREADS=$(THREADS) $(HUGE_PAGES) $(BIN)/accelerate launch \
+	OMP_NUM_THREADS=$(THREADS) $(HUGE_PAGES) $(BIN)/accelerate launch --quiet \
 		--config_file configs/accelerate/one_device.yaml \
 		train.py --config configs/quickstart.yaml --output_dir $(OUT)
 	$(HUGE_PAGES) $(BIN)/python evaluate.py --run $(OUT)
@@ -63,7 +63,7 @@ smoke: model  ## train a few steps of each recipe family; DATA=folder for other 
 		run=runs/smoke-$$family; n=2; \
 		while [ -e $$run ]; do run=runs/smoke-$$family-$$n; n=$$((n + 1)); done; \
 		echo "run directory: $$run"; \
-		OMP_NUM_THREADS=$(THREADS) $(HUGE_PAGES) $(BIN)/accelerate launch \
+		OMP_NUM_THREADS=$(THREADS) $(HUGE_PAGES) $(BIN)/accelerate launch --quiet \
 			--config_file configs/accelerate/one_device.yaml \
 			train.py --config configs/smoke-$$family.yaml --output_dir $$run \
 			$(if $(DATA),--dataset_name "$(DATA)") || exit 1; \

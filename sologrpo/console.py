@@ -8,13 +8,13 @@ from rich.console import Console
 
 
 def print_line(console: Console, text: str, style: str | None = None) -> None:
-    """One line as it is: not wrapped, so that a log file can be searched for it, nor coloured."""
+    """Print one line unchanged: no wrapping, which would hide it from a search, and no markup."""
     console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def quiet_libraries() -> None:
-    """Show warnings, but no progress bars of loading and no deprecation that is TRL's to mend."""
-    import datasets  # `--regrade` and the report load neither
+    """Hide progress bars of loading, and a deprecation that only TRL can fix; keep warnings."""
+    import datasets  # slow to import, and some commands need neither
     import transformers
 
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
@@ -25,12 +25,12 @@ def quiet_libraries() -> None:
 
 
 def print_warning(console: Console, text: str) -> None:
-    """One line that begins with `warning`."""
+    """Print one line that begins with `warning`."""
     print_line(console, f"warning  {text}", "yellow")
 
 
 def duration(seconds: float) -> str:
-    """Minutes, begun ones counted, or hours.
+    """Format seconds as minutes, rounded up, or as hours.
 
     >>> duration(61), duration(30_000)
     ('2 min', '8.3 h')

@@ -1,4 +1,4 @@
-"""Versions, device and git commit of a run."""
+"""The process and its environment: prepare it; versions, device and git commit."""
 
 import platform
 import re
@@ -9,14 +9,21 @@ from typing import Any
 
 import torch
 
-from sologrpo.device import describe_device
+from sologrpo.console import quiet_libraries
+from sologrpo.device import describe_device, prepare_cpu
 
 PACKAGES = ("sologrpo", "torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate",
             "datasets")  # fmt: skip
 
 
+def prepare_process() -> None:
+    """Silence progress bars of libraries, and set up the threads and the memory of a CPU."""
+    quiet_libraries()
+    prepare_cpu()
+
+
 def environment() -> dict[str, Any]:
-    """Versions, device and git commit: what a later reader needs to run it again."""
+    """Collect versions, device and git commit, to run it again later."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -28,7 +35,7 @@ def environment() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that decide the result."""
+    """Look up the versions of the packages that decide the result."""
     found = {}
     for package in PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""Bad input ends in one clear line that says what to write instead, never in a traceback."""
+"""Errors of users and machines end in one line that tells how to fix them, not in a traceback."""
 
 import errno
 import re
@@ -11,8 +11,8 @@ from safetensors import SafetensorError
 
 from rewards import RewardError, RewardSpecError
 
-# What a disk that takes no more raises: Python an OSError with one of these numbers, safetensors
-# and torch.save an error of their own with such a text.
+# A full disk raises an OSError with one of these numbers in Python, and another error with such a
+# text in safetensors and torch.save.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 _NO_ROOM_TEXT = re.compile(
     "No space left on device|Disk quota exceeded|File too large|Read-only file system"
@@ -23,31 +23,31 @@ P = ParamSpec("P")
 
 
 class InputError(ValueError):
-    """The user's input cannot work; the message is one line and names the mend."""
+    """The user's input cannot work; the message is one line and tells how to fix it."""
 
 
 class RunError(RuntimeError):
-    """A run cannot go on; the message is one line, with what is saved and the mend."""
+    """A run has to stop; the message is one line and tells how to fix it."""
 
 
-# What libraries raise for a file that is not what they expect, beside `ValueError` and `OSError`:
-# config files with a list for a mapping, weights that end too early.
+# Libraries raise these for a file that is not what they expect: config files with a list instead of
+# a mapping, weights that end too early.
 BROKEN_FILE = (OSError, ValueError, TypeError, LookupError, AttributeError, SafetensorError)
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, as far as one line goes; its type if it says nothing."""
+    """Return the first line of an error's message, or its type if there is none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def cannot_write(error: BaseException) -> str | None:
-    """The one line for a disk that is full or read-only; None for any other error."""
+    """Explain a disk that is full or read-only in one line; None for any other error."""
     seen: BaseException | None = error
     while seen is not None:
         if getattr(seen, "errno", None) in _NO_ROOM or _NO_ROOM_TEXT.search(str(seen)):
             return (
-                f"cannot write: {first_line(seen)}: make room, or let output_dir be elsewhere; a "
-                "run goes on from its last whole checkpoint with --resume"
+                f"cannot write: {first_line(seen)}: free some space, or set another output_dir; "
+                "--resume continues a run from its last complete checkpoint"
             )
         seen = seen.__cause__ or seen.__context__
     return None
@@ -56,9 +56,9 @@ def cannot_write(error: BaseException) -> str | None:
 def one_line_errors(main: Callable[P, None]) -> Callable[P, None]:
     """Wrap the `main` of a script or command: an `InputError` prints its line and exits with 2.
 
-    So does a `RunError`, and a disk that takes no more, with 1. A reward that breaks off the run is
-    shown with its own traceback, without the trainer's; exit 1.
-    Any other exception is a defect or the machine's failure and keeps its traceback.
+    A `RunError` and a full disk print theirs and exit with 1. A reward that ends the run is shown
+    with its own traceback, without the trainer's; exit 1. Any other exception is a defect, or a
+    failure of the machine, and keeps its traceback.
     `--traceback` on the command line keeps all tracebacks.
     """
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from scripts import command_of, script_environment
-from sologrpo.training.checkpoint import last_whole_checkpoint, step_of
+from sologrpo.training.checkpoint import last_complete_checkpoint, step_of
 from tiny import tiny_config
 
 STEPS, WARM_UP = 300, 50
@@ -49,7 +49,7 @@ class Trend:
 
 
 def trend(steps: list[int], values: list[float]) -> Trend:
-    # Behind the last step the report is drawn, with open fonts and memory of its own.
+    # After the last step the report is drawn, which opens fonts and takes memory.
     pairs = [(s, v) for s, v in zip(steps, values, strict=True) if WARM_UP < s < STEPS]
     xs, ys = [float(s) for s, _ in pairs], [v for _, v in pairs]
     slope, start = statistics.linear_regression(xs, ys)
@@ -108,7 +108,7 @@ def test_three_hundred_steps(
     # The newest, and the one with the best validation, which may be older.
     assert len(kept) == KEPT
     assert kept[1 - KEPT :] == [STEPS - SAVE_STEPS, STEPS]
-    last = last_whole_checkpoint(run)
+    last = last_complete_checkpoint(run)
     assert last is not None
     assert step_of(last) == STEPS
 

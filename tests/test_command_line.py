@@ -185,7 +185,7 @@ def call(capfd: pytest.CaptureFixture[str]) -> Call:
 
 
 def assert_one_line_error(stderr: str, code: int, *says: str) -> None:
-    """Exit code 2, and the error is one line, the last; bars and warnings may stand before it."""
+    """Exit code 2, and the error is one line, the last; bars and warnings may precede it."""
     assert code == 2
     assert "Traceback" not in stderr
     assert stderr.count("error: ") == 1
@@ -312,7 +312,7 @@ def test_a_reward_that_raises_ends_the_run_and_loses_nothing(
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in metrics] == [1, 2]
     assert len(list((run / "completions").glob("*.parquet"))) == 2
-    assert f"{run / 'checkpoint-2'} is whole: go on with --resume" in stderr
+    assert f"{run / 'checkpoint-2'} is complete: resume with --resume" in stderr
 
 
 @pytest.mark.parametrize(("arguments", "says"), TRAIN_ERRORS)

@@ -29,6 +29,9 @@ COVERED = (
     "ds_zero2.json",
     "quickstart/",
     "rewards/",
+    "tests/quickstart/",
+    "tests/rewards/",
+    "tests/benchmarks/test_benchmarks_rewards.py",
 )
 TEXT = {".css", ".html", ".j2", ".js", ".json", ".md", ".py", ".toml", ".txt", ".yaml", ""}
 EXEMPT = (

@@ -1,6 +1,6 @@
 """Trains every case on this process's share of the rows; `test_two_processes.py` launches it.
 
-    accelerate launch --multi_gpu --num_processes 2 tests/two_processes.py MODEL OUTPUT
+    accelerate launch --quiet --multi_gpu --num_processes 2 tests/two_processes.py MODEL OUTPUT
 
 It asks for the CPU itself: with `--cpu`, accelerate starts several processes through MPI only.
 Each process writes what it saw to `OUTPUT/<process>.pt`.

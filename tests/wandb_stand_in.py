@@ -15,7 +15,7 @@ BUCKET = {
 
 
 class WandbStandIn:
-    """What it was asked for, and its address; whoever asks for `/go` makes it go."""
+    """Record every request; a request for `/go` stops the server."""
 
     def __init__(self) -> None:
         asked = self.asked = list[str]()

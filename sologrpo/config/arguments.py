@@ -126,8 +126,8 @@ class RunArguments:
     dry_run: bool = field(default=False, metadata={"help": "Print the plan and stop"})
     rehearse: bool | None = field(
         default=None,
-        metadata={"help": "Try the largest steps that the run can have before it begins, in a "
-                  "process of their own (default: on a GPU)"},
+        metadata={"help": "Try the largest step before the run: time, memory, and whether it fits "
+                  "(default: on a GPU)"},
     )  # fmt: skip
     traceback: bool = field(default=False, metadata={"help": "Show tracebacks of bad input"})
 

@@ -1,19 +1,17 @@
-"""Training: the trainer, its callbacks, checkpoints, and the run directory."""
+"""Training: the trainer, its callbacks, checkpoints, rehearsal, and the run directory."""
 
-from sologrpo.training.callbacks import ConsoleLog, MetricsFile, ValidateAtEnd
-from sologrpo.training.checkpoint import StopWithCheckpoint, train_from
-from sologrpo.training.diagnosis import Diagnosis
-from sologrpo.training.run_directory import open_run_directory, save_run_description
+from sologrpo.training.rehearsal import rehearse
+from sologrpo.training.run import build_trainer, train
+from sologrpo.training.run_directory import open_run_directory
+from sologrpo.training.tracking import prepare_trackers, tolerate_tracker_failures
 from sologrpo.training.trainer import SoloGRPOTrainer
 
 __all__ = [
-    "ConsoleLog",
-    "Diagnosis",
-    "MetricsFile",
     "SoloGRPOTrainer",
-    "StopWithCheckpoint",
-    "ValidateAtEnd",
+    "build_trainer",
     "open_run_directory",
-    "save_run_description",
-    "train_from",
+    "prepare_trackers",
+    "rehearse",
+    "tolerate_tracker_failures",
+    "train",
 ]

@@ -1,4 +1,4 @@
-"""What a user sees and keeps of a run: the console, and `metrics.jsonl`."""
+"""Callbacks that show and log a run: the console, and `metrics.jsonl`."""
 
 import atexit
 import json
@@ -30,7 +30,7 @@ from transformers import (
 
 from rewards.completions import text_of
 from sologrpo.console import duration, print_line
-from sologrpo.files import METRICS
+from sologrpo.files import COMPLETIONS, COMPLETIONS_FILE, METRICS
 from sologrpo.training.progress import PARTS
 
 SAMPLES_EVERY = 10  # steps
@@ -76,16 +76,16 @@ class ValidateAtEnd(TrainerCallback):  # type: ignore[misc]
 
 
 class ConsoleLog(TrainerCallback):  # type: ignore[misc]
-    """Print a line a logged step, the validation scores, and now and then a few completions.
+    """Print one line per logged step, validation scores, and a few completions every N steps.
 
-    On a terminal a bar below them shows the step and how long the rest will take. Elsewhere, in a
-    log file say, everything is plain lines without control characters.
+    On a terminal a progress bar shows the step and the remaining time. Elsewhere, for example in a
+    log file, everything is plain lines without control characters.
 
     Args:
         console: where to print.
-        samples_every: show completions at every so manieth step; how many is
-            `num_completions_to_print`. They are read from the files of `log_completions`: without
-            these there are none to show.
+        samples_every: steps between two samples of completions; how many is
+            `num_completions_to_print`. They are read from the files that `log_completions` writes:
+            without these none are shown.
     """
 
     def __init__(self, console: Console, samples_every: int = SAMPLES_EVERY) -> None:
@@ -94,23 +94,23 @@ class ConsoleLog(TrainerCallback):  # type: ignore[misc]
         self._samples_of: int | None = None  # the step whose completions are still to be shown
         self._bar: Progress | None = None
         self._ends: list[float] = []  # of the first steps
-        self._step_seconds: float | None = None  # to be said with the next log
+        self._step_seconds: float | None = None  # to be printed with the next log
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start the bar, where the run begins or goes on."""
+        """Start the bar, at the step where the run starts or resumes."""
         if not self.console.is_interactive or self.console.quiet:
             return
         self._bar = _bar(self.console)
         self._bar.add_task("training", total=state.max_steps, completed=state.global_step)
-        atexit.register(self._bar.stop)  # a run that breaks off must not leave the cursor hidden
+        atexit.register(self._bar.stop)  # a run that fails must not leave the cursor hidden
         self._bar.start()
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Show the completions of the step before: TRL writes them after its log."""
+        """Show the completions of the previous step: TRL writes them after its log."""
         self._print_samples(args)
 
     def on_step_end(
@@ -187,13 +187,13 @@ def _bar(console: Console) -> Progress:
 
 
 def time_line(steps: int, seconds: float) -> str:
-    """How long so many steps will take, if each takes so many seconds."""
+    """Estimate the time of the remaining steps, from the seconds of one."""
     left = duration(steps * seconds)
     return f"time     about {left} for the other {steps} steps, {seconds:.1f} s each"
 
 
 def step_line(step: int, max_steps: int, logs: dict[str, Any]) -> str:
-    """One training step in one line: what is learned from first, then how, then the time."""
+    """Describe a training step in one line: rewards first, then how it trained, then the time."""
     parts = [f"step {step:>{len(str(max_steps))}}/{max_steps}"]
     if "reward" not in logs:
         parts.append("same completions again")
@@ -219,13 +219,13 @@ def step_line(step: int, max_steps: int, logs: dict[str, Any]) -> str:
 
 
 def step_seconds(logs: dict[str, Any]) -> float | None:
-    """Seconds of a step; TRL's figure, without the update, where there are no parts."""
+    """Add up the seconds of a step; TRL's figure, without the update, where parts are missing."""
     parts = [logs[f"time/{name}"] for name in PARTS if f"time/{name}" in logs]
     return sum(parts) if parts else logs.get("step_time")
 
 
 def validation_line(step: int, logs: dict[str, Any]) -> str:
-    """One greedy validation in one line."""
+    """Describe a greedy validation in one line."""
     return (
         f"validation at step {step}: accuracy {logs['eval_accuracy']:.1%} "
         f"(lenient {logs['eval_accuracy_lenient']:.1%}), format {logs['eval_format_rate']:.1%}, "
@@ -239,8 +239,8 @@ Sample = dict[str, Any]
 
 
 def _read_samples(args: TrainingArguments, step: int) -> list[Sample]:
-    """A few rows of what TRL wrote of this step, evenly spread from best to worst advantage."""
-    path = Path(args.output_dir) / "completions" / f"completions_{step:05d}.parquet"
+    """Read a few rows that TRL wrote of this step, evenly spread from best to worst advantage."""
+    path = Path(args.output_dir) / COMPLETIONS / COMPLETIONS_FILE.format(step)
     if not path.is_file():
         return []
     rows: list[Sample] = pq.read_table(path).to_pylist()
@@ -251,7 +251,7 @@ def _read_samples(args: TrainingArguments, step: int) -> list[Sample]:
 
 
 def _scores(sample: Sample) -> list[tuple[str, str]]:
-    """The rewards of a sample, and what else a reward noted of it, by name."""
+    """List the rewards of a sample, and what else a reward logged of it, by name."""
     told = {"step", "prompt", "completion", "advantage"}
     return [(name, _score(value)) for name, value in sample.items() if name not in told]
 
@@ -269,7 +269,7 @@ def _samples_table(samples: list[Sample], title: str, encoding: str) -> Table:
             visible(f"{name} {score}", COMPLETION_CHARS, encoding)
             for name, score in _scores(sample)
         )
-        # `Text`, because in a string rich would take what the model wrote for markup.
+        # `Text`: in a string rich would read what the model wrote as markup.
         table.add_row(
             f"{sample['advantage']:+.2f}",
             Text(scores),
@@ -287,10 +287,15 @@ def _sample_line(sample: Sample, encoding: str) -> str:
 
 
 def visible(text: str, limit: int, encoding: str = "utf-8") -> str:
-    """Text of a model on one line of at most `limit` characters, safe to print on a terminal.
+    """Shorten text of a model to one line that is safe to print on a terminal.
 
-    White space becomes one space, the middle is left out, and what is not printable (escape
-    sequences, say) or not in the encoding of the console is replaced.
+    White space becomes one space, the middle is left out, and characters that are not printable
+    (escape sequences) or not in the encoding of the console are replaced.
+
+    Args:
+        text: any text.
+        limit: characters of the line, at least 4.
+        encoding: of the console.
 
     >>> visible("<thinking>\\n1 + 1\\n</thinking>", 20)
     '<thinkin … thinking>'

@@ -1,17 +1,20 @@
-"""What makes a run survive: whole checkpoints, the exact place to go on from, a stop that saves.
+"""Checkpoints: write, check, choose and rotate them, train from one, stop with one.
 
-transformers' checkpoint holds weights, optimizer, schedule, random states and step. It leaves out
-where in a generation batch the run was; `generation_state` is that. The lines named here are those
-of transformers 5.23.0 (trainer.py) and TRL 1.16.0 (grpo_trainer.py).
+transformers' checkpoint holds weights, optimizer, schedule, random states and step, but not the
+position inside a generation batch: `generation_state.pt` adds it. The lines named here are those of
+transformers 5.23.0 (trainer.py) and TRL 1.16.0 (grpo_trainer.py).
 """
 
 import json
 import os
 import re
+import shutil
 import signal
+import sys
 import zipfile
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -23,25 +26,27 @@ from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from sologrpo.config.schedule import optimizer_steps
+from sologrpo.files import ADAPTER_WEIGHTS, CHECKPOINT
 
 STATE = "trainer_state.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-# All or, with save_only_model, none. transformers goes on without those that are missing.
+# All or, with save_only_model, none. transformers resumes without those that are missing.
 WRITTEN_TOGETHER = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")
-_FOLDER = re.compile(r"checkpoint-(\d+)")
+_FOLDER = re.compile(CHECKPOINT.format(r"(\d+)"))
 
 
-# -- whole checkpoints ---------------------------------------------------------------------------
+# -- choosing a checkpoint -----------------------------------------------------------------------
 
 
 def checkpoints_of(directory: Path) -> list[Path]:
-    """Folders `checkpoint-N` of a run, whole or not, the latest step first; none without a run."""
-    found = [path for path in directory.glob("checkpoint-*") if _FOLDER.fullmatch(path.name)]
+    """List the folders `checkpoint-N` of a run, complete or not, the latest step first."""
+    found = [
+        path for path in directory.glob(CHECKPOINT.format("*")) if _FOLDER.fullmatch(path.name)
+    ]
     return sorted(found, key=step_of, reverse=True)
 
 
 def step_of(checkpoint: Path) -> int:
-    """Optimizer steps done when the checkpoint was saved.
+    """Return the number of optimizer steps taken when the checkpoint was saved.
 
     >>> step_of(Path("runs/quickstart/checkpoint-16"))
     16
@@ -49,19 +54,19 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def last_whole_checkpoint(directory: Path) -> Path | None:
-    """The latest checkpoint that can be gone on from; None if there is none."""
-    whole = (path for path in checkpoints_of(directory) if why_not_whole(path) is None)
-    return next(whole, None)
+def last_complete_checkpoint(directory: Path) -> Path | None:
+    """Find the latest checkpoint that a run can resume from; None if there is none."""
+    complete = (path for path in checkpoints_of(directory) if incomplete_reason(path) is None)
+    return next(complete, None)
 
 
-def why_not_whole(checkpoint: Path) -> str | None:
-    """Say what a save that was cut short left out; None if the checkpoint is whole.
+def incomplete_reason(checkpoint: Path) -> str | None:
+    """Name the file that an interrupted save left out or cut short; None if all are there.
 
     `_save_checkpoint` (trainer.py:3355-3422) writes the adapter (3369), optimizer and schedule
     (3392), random states (3395), and `trainer_state.json` last (3409). Only then are older
     checkpoints deleted (3417). A killed process therefore leaves no valid `trainer_state.json`. The
-    other files are looked at because a machine that loses power may lose any that was not flushed.
+    other files are checked because a machine that loses power may lose any that was not flushed.
     """
     for name in (STATE, ADAPTER_WEIGHTS):
         if not (checkpoint / name).is_file():
@@ -92,41 +97,37 @@ def _is_cut_short(path: Path) -> bool:
     return False
 
 
-# -- the place inside a generation batch ---------------------------------------------------------
+def set_aside_incomplete(directory: Path, last_complete: Path | None) -> None:
+    """Rename the checkpoints after the last complete one to `partial-checkpoint-N`.
 
-
-def generation_state_file(checkpoint: str | Path, args: TrainingArguments) -> Path:
-    """Where this process keeps its generation state; one file a process, as the random states."""
-    process = f"_{args.process_index}" if args.world_size > 1 else ""
-    return Path(checkpoint) / f"generation_state{process}.pt"
-
-
-def generation_state(trainer: GRPOTrainer) -> dict[str, Any]:
-    """What a resumed run needs to go on inside a generation batch, and between two log lines.
-
-    TRL keeps the completions of a generation batch for several optimizer steps
-    (`_prepare_inputs`, 1522-1551) and forgets them with the process: a run that resumes within
-    would sample anew, from the later model, and count its steps from there.
-
-    Returns:
-        Tensors on the CPU and plain values, for `torch.load(..., weights_only=True)`.
+    They cannot stay: the next save would write into them, and rotation would count them.
     """
-    every = trainer.args.steps_per_generation * trainer.num_iterations
-    used_up = trainer._step % every == 0  # the next step samples a new batch anyway
-    logs = {} if used_up else {k: v for k, v in trainer._logs.items() if k != "images"}
-    return {
-        "step": trainer._step,
-        "buffered_inputs": None if used_up else _portable(trainer._buffered_inputs),
-        "logs": _portable(logs),
-        # What has not been logged yet, with logging_steps > 1.
-        "metrics": _portable(trainer._metrics["train"]),
-        "loss": trainer._tr_loss.item(),
-        "last_logged": trainer._globalstep_last_logged,
-    }
+    step = -1 if last_complete is None else step_of(last_complete)
+    for checkpoint in (path for path in checkpoints_of(directory) if step_of(path) > step):
+        aside = checkpoint.with_name(f"partial-{checkpoint.name}")
+        reason = incomplete_reason(checkpoint)
+        print(f"{checkpoint} is incomplete, {reason}: moved to {aside.name}", file=sys.stderr)
+        shutil.rmtree(aside, ignore_errors=True)
+        checkpoint.rename(aside)
 
 
-def restore_generation_state(trainer: GRPOTrainer, state: Mapping[str, Any]) -> None:
-    """Put back what `generation_state` took; the tensors must be on the trainer's device."""
+# -- the position inside a generation batch ------------------------------------------------------
+
+
+def save_generation_state(trainer: GRPOTrainer, checkpoint: Path) -> None:
+    """Complete a checkpoint that transformers is writing, before it rotates the older ones.
+
+    Raises:
+        OSError: if the disk is full or read-only.
+    """
+    torch.save(_generation_state(trainer), generation_state_file(checkpoint, trainer.args))
+    _make_newest(checkpoint)
+
+
+def load_generation_state(trainer: GRPOTrainer, checkpoint: Path) -> None:
+    """Put back what `save_generation_state` saved."""
+    file = generation_state_file(checkpoint, trainer.args)
+    state = torch.load(file, map_location=trainer.args.device, weights_only=True)
     trainer._step = state["step"]
     trainer._buffered_inputs = state["buffered_inputs"]
     for name, log in state["logs"].items():
@@ -139,8 +140,38 @@ def restore_generation_state(trainer: GRPOTrainer, state: Mapping[str, Any]) -> 
     trainer._globalstep_last_logged = state["last_logged"]
 
 
+def generation_state_file(checkpoint: Path, args: TrainingArguments) -> Path:
+    """Return where this process keeps its generation state: one file a process."""
+    process = f"_{args.process_index}" if args.world_size > 1 else ""
+    return checkpoint / f"generation_state{process}.pt"
+
+
+def _generation_state(trainer: GRPOTrainer) -> dict[str, Any]:
+    """Collect what a run needs to resume inside a generation batch, and between two log lines.
+
+    TRL keeps the completions of a generation batch for several optimizer steps
+    (`_prepare_inputs`, 1522-1551) and loses them with the process: a run that resumes within
+    would sample again, from the later model, and count its steps from there.
+
+    Returns:
+        Tensors on the CPU and plain values, for `torch.load(..., weights_only=True)`.
+    """
+    every = trainer.args.steps_per_generation * trainer.num_iterations
+    used_up = trainer._step % every == 0  # the next step samples a new batch in any case
+    logs = {} if used_up else {k: v for k, v in trainer._logs.items() if k != "images"}
+    return {
+        "step": trainer._step,
+        "buffered_inputs": None if used_up else _portable(trainer._buffered_inputs),
+        "logs": _portable(logs),
+        # What has not been logged yet, with logging_steps > 1.
+        "metrics": _portable(trainer._metrics["train"]),
+        "loss": trainer._tr_loss.item(),
+        "last_logged": trainer._globalstep_last_logged,
+    }
+
+
 def _portable(value: Any) -> Any:
-    """The same in types that load without running code: those that a reward logged may be any."""
+    """Convert to types that load without running code: what a reward logged may be of any."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
     if isinstance(value, Mapping):
@@ -150,6 +181,21 @@ def _portable(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     return _portable(value.item()) if hasattr(value, "item") else str(value)
+
+
+def _make_newest(checkpoint: Path) -> None:
+    """Give older checkpoints older times, where the clock was set back.
+
+    transformers deletes the checkpoints that were modified first (trainer.py:3417, `use_mtime`):
+    after the clock went back it would delete each new one as soon as it was saved.
+    """
+    others = [path for path in checkpoints_of(checkpoint.parent) if path != checkpoint]
+    if any(path.stat().st_mtime >= checkpoint.stat().st_mtime for path in others):
+        for path in others:
+            os.utime(path, (step_of(path), step_of(path)))  # seconds after 1970, in order
+
+
+# -- training from a checkpoint ------------------------------------------------------------------
 
 
 class EpochSampler(RepeatSampler):  # type: ignore[misc]
@@ -172,8 +218,8 @@ class EpochSampler(RepeatSampler):  # type: ignore[misc]
 def train_from(trainer: GRPOTrainer, checkpoint: Path | None) -> None:
     """Train, from a checkpoint if there is one; of a finished run only load the trained weights.
 
-    transformers looks at `max_steps` behind a step, not before: resumed at its last checkpoint, a
-    finished run would take a step too many.
+    transformers compares the step with `max_steps` after a step, not before: resumed at its last
+    checkpoint, a finished run would take a step too many.
     """
     planned = optimizer_steps(trainer.args, len(trainer.train_dataset))
     if checkpoint is not None and step_of(checkpoint) >= planned:
@@ -183,14 +229,34 @@ def train_from(trainer: GRPOTrainer, checkpoint: Path | None) -> None:
 
 
 def _result_of(last: Path, args: TrainingArguments) -> str:
-    """The checkpoint whose weights are the result: the last, or the best where that was asked."""
+    """Choose the checkpoint whose weights are the result: the last, or the best where asked."""
     best = TrainerState.load_from_json(str(last / STATE)).best_model_checkpoint
     if args.load_best_model_at_end and best is not None and Path(best).is_dir():
         return str(best)
     return str(last)
 
 
-# -- a stop that saves ---------------------------------------------------------------------------
+@contextmanager
+def print_resume_hint(args: TrainingArguments) -> Iterator[None]:
+    """Print which checkpoint is complete if the training within stops or fails.
+
+    Ctrl-C becomes exit code 130 here: a traceback would bury the line.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if args.process_index == 0:
+            what = "stopped" if isinstance(error, SystemExit) else "failed"
+            checkpoint = last_complete_checkpoint(Path(args.output_dir))
+            hint = (
+                f"{what}; {checkpoint} is complete: resume with --resume"
+                if checkpoint
+                else f"{what} before the first checkpoint (save_steps)"
+            )
+            print(hint, file=sys.stderr)
+        if isinstance(error, KeyboardInterrupt):
+            raise SystemExit(130) from error
+        raise
 
 
 class StopWithCheckpoint(TrainerCallback):  # type: ignore[misc]
@@ -200,7 +266,7 @@ class StopWithCheckpoint(TrainerCallback):  # type: ignore[misc]
     only, and only in the main thread. A signal that the process was started to ignore stays
     ignored.
 
-    Example, of which the last line leaves the process if a signal came::
+    Example, whose last line leaves the process if a signal came::
 
         stop = StopWithCheckpoint()
         trainer.add_callback(stop)
@@ -247,7 +313,7 @@ class StopWithCheckpoint(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save and stop behind this step."""
+        """Save and stop after this step."""
         self._save_and_stop(control)
 
     def on_evaluate(
@@ -259,7 +325,7 @@ class StopWithCheckpoint(TrainerCallback):  # type: ignore[misc]
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Stop behind a checkpoint during which the signal came: it need not be saved again."""
+        """Stop after a checkpoint during which the signal came: it need not be saved again."""
         if self._received is not None:
             control.should_training_stop = True
 

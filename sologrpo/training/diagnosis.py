@@ -1,6 +1,6 @@
-"""What looks wrong during a run, in plain words with what to change.
+"""Warnings during a run: problems that keep it from learning, and how to fix them.
 
-Nothing here stops a run or changes it. Each sentence is said once.
+Nothing here stops a run or changes it. Each warning is printed once.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ from transformers import (
 from rewards import OUTCOME_REWARDS
 from sologrpo.console import print_warning
 
-LASTING = 5  # steps in a row that are no accident
+LASTING = 5  # steps in a row that are not chance
 TREND = 10  # steps at either end that are compared
 MUCH_TRUNCATED = 0.5
 # A share of a reward's range of 2: `strict_format` gives -1 and 1.
@@ -28,17 +28,17 @@ FORMAT_GAIN = 0.5
 
 
 class Diagnosis(TrainerCallback):  # type: ignore[misc]
-    """Says during the run what keeps it from learning.
+    """Print a warning when the metrics show that a run is not learning.
 
     Args:
-        console: where to say it.
-        max_completion_length: tokens, for the mend.
+        console: where to print.
+        max_completion_length: tokens, named in the warnings.
     """
 
     def __init__(self, console: Console, max_completion_length: int) -> None:
         self._console = console
         self._limit = max_completion_length
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
         self._history: dict[str, list[float]] = defaultdict(list)
         self._before: dict[str, tuple[float, float]] | None = None
         self._adapter_is_checked = False
@@ -51,14 +51,14 @@ class Diagnosis(TrainerCallback):  # type: ignore[misc]
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Look at the metrics of a step with completions of its own."""
+        """Check the metrics of a step that sampled."""
         if logs is None or logs.get("reward") is None or not state.is_world_process_zero:
             return
         for key, value in logs.items():
             if isinstance(value, int | float):
                 self._history[key].append(float(value))
         for topic, text in findings(self._history, self._limit):
-            self._say(topic, f"step {state.global_step}: {text}")
+            self._warn(topic, f"step {state.global_step}: {text}")
 
     def on_pre_optimizer_step(
         self,
@@ -84,26 +84,26 @@ class Diagnosis(TrainerCallback):  # type: ignore[misc]
         model: torch.nn.Module,
         **kwargs: Any,
     ) -> None:
-        """Compare it with what it is after that update."""
+        """Warn if that update left the adapter as it was."""
         if self._before is None:
             return
         before, self._before, self._adapter_is_checked = self._before, None, True
         if before == _checksums(model):
-            self._say(
+            self._warn(
                 "adapter",
-                "the first update has not changed the adapter, though there was a gradient: the "
-                "learning rate is too small for the number format of its weights; use "
+                "the first update has not changed the adapter, though the gradient is not zero: "
+                "the learning rate is too small for the number format of its weights; use "
                 "--trainer solo, which keeps them in fp32, or a higher learning_rate",
             )
 
-    def _say(self, topic: str, text: str) -> None:
-        if topic not in self._said:
-            self._said.add(topic)
+    def _warn(self, topic: str, text: str) -> None:
+        if topic not in self._printed:
+            self._printed.add(topic)
             print_warning(self._console, text)
 
 
 def _checksums(model: torch.nn.Module) -> dict[str, tuple[float, float]]:
-    """Two sums of every trainable tensor, in fp64: an update of 1e-7 shows in them."""
+    """Sum every trainable tensor in two ways, in fp64: an update of 1e-7 shows."""
     return {
         name: (float(p.detach().double().sum()), float(p.detach().double().square().sum()))
         for name, p in model.named_parameters()
@@ -112,10 +112,10 @@ def _checksums(model: torch.nn.Module) -> dict[str, tuple[float, float]]:
 
 
 def findings(history: Mapping[str, list[float]], limit: int) -> Iterator[tuple[str, str]]:
-    """What the metrics so far say, as (topic, sentence).
+    """Find problems in the metrics so far; yield (topic, warning).
 
     Args:
-        history: values of each metric, oldest first, of the steps with completions of their own.
+        history: values of each metric, oldest first, of the steps that sampled.
         limit: `max_completion_length`, in tokens.
     """
     yield from _about_truncation(history.get("completions/clipped_ratio", []), limit)
@@ -146,17 +146,17 @@ def _about_signal(history: Mapping[str, list[float]]) -> Iterator[tuple[str, str
         yield (
             "first rewards",
             f"all completions of the first batch earned the same ({reward[0]:g}): try the rewards "
-            "with `python -m rewards check --config ...`, and read completions/",
+            "with `sologrpo rewards check --config ...`, and read completions/",
         )
     if len(silent) >= LASTING and min(silent[-LASTING:]) == 1.0:
         solved = right and fmean(right[-LASTING:]) > 0.5
-        mend = (
+        fix = (
             "the problems are solved: take harder ones, or stop"
             if solved
             else "all are wrong: take easier problems, worked examples, a larger num_generations "
             "or a longer max_completion_length"
         )
-        yield ("signal", f"no group had a signal for {LASTING} steps; {mend}")
+        yield ("signal", f"no group had a signal for {LASTING} steps; {fix}")
 
 
 def _about_format(history: Mapping[str, list[float]]) -> Iterator[tuple[str, str]]:

@@ -1,289 +1,175 @@
-"""A rehearsal: what a run will be like, in a process of its own, before the run.
+"""Rehearse the largest step before a run: sample the longest prompts to full length, then train.
 
-    python -m sologrpo.training.rehearsal --config configs/llama3.1-8b.yaml
-
-First it samples a few prompts as the run would: are there right answers, do groups have a signal,
-do completions end? Then it takes the longest prompts, lets every completion become as long as it
-may, trains on all of them, and saves a checkpoint, which is thrown away: the highest memory, the
-seconds of a step, and whether it fits at all. `train.py --rehearse true` runs it; the run itself is
-not touched, because nothing of the rehearsal is in its process.
+It happens in the trainer that is about to train. There is no update, and all that a run depends on
+is restored: the run ends bit for bit as without a rehearsal.
 """
 
-import json
-import os
-import subprocess
-import sys
+import copy
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from statistics import fmean
-from typing import Any
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
-from datasets import Dataset
 from rich.console import Console
-from transformers import PreTrainedTokenizerBase, PrinterCallback
-from trl import get_peft_config
+from transformers import Trainer
+from trl.trainer.utils import pad
 
-from rewards import load_rewards
-from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
-from sologrpo.config.parsing import parse_config
+from sologrpo.config import RunArguments
 from sologrpo.config.schedule import (
     completions_of_a_step,
     optimizer_steps,
     prompts_of_a_batch,
     updates_of_a_batch,
 )
-from sologrpo.console import duration, print_line, print_warning, quiet_libraries
-from sologrpo.data.dataset import load_train_and_validation, prompt_lengths
-from sologrpo.device import prepare_cpu
-from sologrpo.errors import RunError, one_line_errors
-from sologrpo.files import METRICS
-from sologrpo.model.loading import load_base_model, load_tokenizer
-from sologrpo.model.memory import is_out_of_memory
-from sologrpo.training.callbacks import MetricsFile, step_seconds
+from sologrpo.console import duration, print_line, print_warning
+from sologrpo.data.dataset import prompt_token_ids
+from sologrpo.errors import RunError
+from sologrpo.model.memory import is_out_of_memory, release_unused
 from sologrpo.training.progress import peak_memory
 from sologrpo.training.trainer import SoloGRPOTrainer
 
-BATCHES = 2  # the first warms up, and chooses the sampling engine
-PROBED = 64  # prompts that are sampled as the run would
-OUT_OF_MEMORY = 3  # exit code
-# Shares from which on the probe proposes a change.
-FEW_END, LITTLE_SIGNAL, EASY, HARD = 0.5, 0.8, 0.9, 0.05
+SAMPLING_SECONDS = 40.0  # completions that would take longer are sampled in part
+FIRST_TOKENS, GROWTH = 8, 4  # tokens of the first completions; those that follow are longer
+CHANGED = ("state", "generation_config")  # attributes of TRL's trainer whose content changes
+ADAM_STATES = 2  # tensors per trainable parameter, which the first update adds
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What the model makes of the problems before it is trained.
+def rehearse(trainer: SoloGRPOTrainer, run: RunArguments, console: Console) -> None:
+    """Try the largest step; print its time and memory, and warn about what did not fit.
 
-    Attributes:
-        prompts: that were sampled.
-        right: share of right completions; None if no reward tells right from wrong.
-        no_signal: share of groups in which all completions earn the same.
-        p95_tokens: 95th percentile of the completions' tokens.
-        ended: share of completions that end by themselves.
-    """
-
-    prompts: int
-    right: float | None
-    no_signal: float
-    p95_tokens: int
-    ended: float
-
-
-@dataclass(frozen=True)
-class Rehearsal:
-    """What was measured.
-
-    Attributes:
-        probe: of the model as it is.
-        prompt_tokens: of the longest prompt.
-        completion_tokens: of each completion.
-        completions: of an optimizer step.
-        step_s: seconds of a step, the mean of those on the last generation batch.
-        peak_gib: most memory that was held, in GiB: on CUDA what torch allocated on the device,
-            otherwise what the process kept in main memory.
-        train_token_budget: what is left of it, where memory ran out and the passes were halved.
-        steps: optimizer steps of the run that was rehearsed.
-    """
-
-    probe: Probe
-    prompt_tokens: int
-    completion_tokens: int
-    completions: int
-    step_s: float
-    peak_gib: float
-    train_token_budget: int
-    steps: int
-
-
-def should_rehearse(run: RunArguments, args: SoloGRPOConfig) -> bool:
-    """Whether this run is rehearsed: a new one, by one process, of our trainer."""
-    if run.resume or run.trainer != "solo" or args.world_size > 1:
-        return False
-    return torch.cuda.is_available() if run.rehearse is None else run.rehearse
-
-
-def rehearse(arguments: Sequence[str], args: SoloGRPOConfig, console: Console) -> Rehearsal | None:
-    """Rehearse a run in another process, and say what it found.
+    By default only on a GPU. A resumed run, several processes and TRL's trainer are left out.
 
     Args:
-        arguments: command line of `train.py`.
-        args: the same, parsed.
-        console: where to say it.
-
-    Returns:
-        What was measured; None if the rehearsal failed for a reason that may be its own.
+        trainer: constructed, but not trained yet.
+        run: `rehearse` asks for it, or against it.
+        console: where to print; a terminal shows the progress.
 
     Raises:
-        RunError: if the largest step does not fit into memory.
+        RunError: if a single row does not fit into memory.
     """
-    command = [sys.executable, "-m", "sologrpo.training.rehearsal", *arguments]
-    # What this process can import, such as a reward of the user's, that one can.
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode == OUT_OF_MEMORY or done.returncode < 0:  # a CPU without memory kills
-        raise RunError(
-            "the longest prompt and completion do not fit into memory: lower "
-            f"max_completion_length ({args.max_completion_length}) or max_prompt_tokens, or set "
-            "gradient_checkpointing: true; --rehearse false starts all the same"
-        )
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        print_warning(console, f"the rehearsal failed, the run starts all the same: {reason}")
-        return None
-    content = json.loads(done.stdout.strip().splitlines()[-1])
-    found = Rehearsal(**content | {"probe": Probe(**content["probe"])})
-    for line in describe(found, args):
-        print_line(console, line)
-    for text in advice(found, args):
-        print_warning(console, text)
-    return found
-
-
-def describe(found: Rehearsal, args: SoloGRPOConfig) -> list[str]:
-    """What was found, in two lines."""
-    probe = found.probe
-    right = "" if probe.right is None else f"{probe.right:.0%} right, "
-    return [
-        f"probe    {probe.prompts} prompts x {args.num_generations} completions: {right}"
-        f"{probe.no_signal:.0%} of the groups without signal, {probe.ended:.0%} end by themselves, "
-        f"95 % within {probe.p95_tokens} tokens",
-        f"rehearsal {found.completions} completions of {found.completion_tokens} tokens behind "
-        f"prompts of up to {found.prompt_tokens}: {found.step_s:.1f} s a step, at most "
-        f"{found.peak_gib:.1f} GiB; {found.steps} steps like this take "
-        f"{duration(found.steps * found.step_s)}",
-    ]
-
-
-def advice(found: Rehearsal, args: SoloGRPOConfig) -> Iterator[str]:
-    """Which settings to change, with the reason."""
-    probe = found.probe
-    if found.train_token_budget < args.train_token_budget:
-        yield (
-            "memory ran out in a pass of training: set train_token_budget "
-            f"{found.train_token_budget}, which fitted"
-        )
-    if probe.ended < FEW_END:
-        yield (
-            f"{1 - probe.ended:.0%} of the completions are cut off at {args.max_completion_length} "
-            "tokens: raise max_completion_length, or show a short worked example"
-        )
-    elif probe.no_signal > LITTLE_SIGNAL and probe.right is not None:
-        if probe.right > EASY:
-            yield f"{probe.right:.0%} are right already: take harder problems"
-        elif probe.right < HARD:
-            yield (
-                f"{probe.right:.0%} are right, and {probe.no_signal:.0%} of the groups teach "
-                "nothing: take easier problems, worked examples, or a larger num_generations"
-            )
-        else:
-            yield (
-                f"{probe.no_signal:.0%} of the groups teach nothing: raise num_generations "
-                f"({args.num_generations}) or temperature ({args.temperature:g})"
-            )
-
-
-@one_line_errors
-def main() -> None:
-    """Rehearse the run of this command line; the last line of stdout is a `Rehearsal` in JSON."""
-    quiet_libraries()
-    prepare_cpu()
-    run, args, model_args = parse_config()
-    tokenizer = load_tokenizer(model_args.model_name_or_path, args.trust_remote_code)
-    train_dataset, _ = load_train_and_validation(run, tokenizer, args.seed)
-    rewards = load_rewards(run.rewards, train_dataset.column_names, run.reward_timeout)
-    steps = optimizer_steps(args, len(train_dataset))
-    longest, prompt_tokens = longest_prompts(train_dataset, tokenizer, args)
-    with tempfile.TemporaryDirectory() as folder:
-        model = load_base_model(model_args, args.trust_remote_code)
-        trainer = _ScoringByPlace(
-            model=model,
-            reward_funcs=rewards,
-            args=rehearsed(args, folder),
-            train_dataset=longest,
-            processing_class=tokenizer,
-            peft_config=get_peft_config(model_args),
-            callbacks=[MetricsFile()],
-        )
-        trainer.remove_callback(PrinterCallback)
-        try:
-            seen = probe(trainer, train_dataset)
-            trainer.by_place = True
-            trainer.let_completions_grow()
-            trainer.train()
-        except Exception as error:
-            if is_out_of_memory(error):
-                sys.exit(OUT_OF_MEMORY)
+    asked = torch.cuda.is_available() if run.rehearse is None else run.rehearse
+    if not asked or run.resume or run.trainer != "solo" or trainer.args.world_size > 1:
+        return
+    args, limit = trainer.args, trainer.args.max_completion_length
+    prompts = _longest_prompts(trainer)
+    try:
+        with _restored(trainer):
+            tokens, sampling_s = _sample(trainer, prompts, console)
+            training_s = _train(trainer, prompts, console)
+            peak_gib, budget = peak_memory()[1], trainer.train_token_budget
+    except Exception as error:
+        if not is_out_of_memory(error):
             raise
-        metrics = (Path(folder) / METRICS).read_text(encoding="utf-8").splitlines()
-    rows = [row for row in map(json.loads, metrics) if "loss" in row]
-    last = rows[-updates_of_a_batch(args) :]
-    found = Rehearsal(
-        probe=seen,
-        prompt_tokens=prompt_tokens,
-        completion_tokens=int(last[0]["completions/max_length"]),
-        completions=completions_of_a_step(args),
-        step_s=fmean(step_seconds(row) or 0.0 for row in last),
-        peak_gib=peak_memory()[1],
-        train_token_budget=trainer.train_token_budget,
-        steps=steps,
+        raise RunError(
+            f"the longest prompt ({len(prompts[0])} tokens) and completion do not fit into "
+            f"memory: lower max_completion_length ({limit}) or max_prompt_tokens, or set "
+            "gradient_checkpointing: true; --rehearse false starts without this check"
+        ) from error
+    seconds = sampling_s / updates_of_a_batch(args) * limit / tokens + training_s
+    steps = optimizer_steps(args, len(trainer.train_dataset))
+    print_line(
+        console,
+        f"rehearsal prompts of up to {len(prompts[0])} tokens, completions of {limit}"
+        f"{'' if tokens == limit else f' ({tokens} sampled)'}: about {seconds:.1f} s per step, "
+        f"at most {peak_gib:.1f} GiB; {steps} steps like this take {duration(steps * seconds)}",
     )
-    print(json.dumps(asdict(found)))
+    if budget < args.train_token_budget:
+        print_warning(
+            console, f"out of memory in training: set train_token_budget {budget}, which fits"
+        )
 
 
-def longest_prompts(
-    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, args: SoloGRPOConfig
-) -> tuple[Dataset, int]:
-    """The rows with the longest prompts, enough for every step; tokens of the longest one."""
-    lengths = prompt_lengths(dataset, tokenizer)
-    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    return dataset.select(order[: prompts_of_a_batch(args)] * BATCHES), lengths[order[0]]
+@contextmanager
+def _restored(trainer: SoloGRPOTrainer) -> Iterator[None]:
+    """Put back random states, gradients, metrics and every attribute of the trainer."""
+    before, modes = dict(vars(trainer)), dict(trainer._metrics)
+    with tempfile.TemporaryDirectory() as folder:
+        Trainer._save_rng_state(trainer, folder)
+        for name, value in before.items():
+            if name in CHANGED or type(value).__module__.startswith("sologrpo.training."):
+                setattr(trainer, name, copy.copy(value))
+        trainer._metrics = {mode: defaultdict(list) for mode in modes}
+        trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+        try:
+            yield
+        finally:
+            trainer.__dict__.clear()
+            trainer.__dict__.update(before)
+            for metrics in modes.values():
+                metrics.clear()
+            trainer.model.zero_grad()
+            release_unused()
+            if torch.cuda.is_available():
+                torch.cuda.reset_peak_memory_stats()
+            Trainer._load_rng_state(trainer, folder)
 
 
-def rehearsed(args: SoloGRPOConfig, folder: str) -> SoloGRPOConfig:
-    """The settings of the run, for two generation batches whose results nobody wants."""
-    args.output_dir = folder
-    args.max_steps = BATCHES * updates_of_a_batch(args)
-    args.logging_steps = 1
-    args.save_strategy, args.save_steps = "steps", args.max_steps
-    args.eval_strategy = "no"
-    args.load_best_model_at_end = False
-    args.report_to = []
-    args.push_to_hub = False
-    args.log_completions = False
-    args.max_resample_rounds = 0
-    args.disable_tqdm = True
-    return args
+def _longest_prompts(trainer: SoloGRPOTrainer) -> list[list[int]]:
+    """Tokenize the longest prompts, the longest first, each once per completion of its group."""
+    ids = prompt_token_ids(trainer.train_dataset["prompt"], trainer.processing_class)
+    longest = sorted(ids, key=len, reverse=True)[: prompts_of_a_batch(trainer.args)]
+    return [prompt for prompt in longest for _ in range(trainer.num_generations)]
 
 
-class _ScoringByPlace(SoloGRPOTrainer):
-    """Scores that give every group a signal, when asked for: no row is left out."""
-
-    by_place = False
-
-    def _calculate_rewards(self, *args: Any) -> torch.Tensor:
-        scores_BR = super()._calculate_rewards(*args)
-        if self.by_place:
-            scores_BR[:] = (torch.arange(len(scores_BR)) % 2)[:, None]
-        return scores_BR
-
-
-def probe(trainer: SoloGRPOTrainer, dataset: Dataset) -> Probe:
-    """Sample a group for each of the first prompts, and look at what they earn."""
-    count = min(PROBED, len(dataset))
-    rows = [row for row in dataset.select(range(count)) for _ in range(trainer.num_generations)]
-    batch, logged, right = trainer.sample_and_score(rows)
-    tokens = batch["completion_mask"].sum(dim=1).float()
-    return Probe(
-        prompts=count,
-        right=right,
-        no_signal=logged["frac_reward_zero_std"],
-        p95_tokens=int(tokens.quantile(0.95)),
-        ended=1 - logged["completions/clipped_ratio"],
-    )
+def _sample(
+    trainer: SoloGRPOTrainer, prompts: list[list[int]], console: Console
+) -> tuple[int, float]:
+    """Sample longer and longer completions, as far as time allows; return (tokens, seconds)."""
+    trainer.let_completions_grow()
+    trainer.model.train()
+    limit, start = trainer.args.max_completion_length, time.perf_counter()
+    tokens = limit if trainer.use_vllm else min(FIRST_TOKENS, limit)  # vLLM has its own
+    while True:
+        if not trainer.use_vllm:
+            trainer.generation_config.max_new_tokens = tokens
+        began = time.perf_counter()
+        with torch.no_grad(), console.status(f"rehearsal: {tokens} tokens per completion"):
+            trainer._generate_single_turn(prompts, None, {}, trainer.num_generations)
+        seconds = time.perf_counter() - began
+        if tokens == limit or began - start + GROWTH * seconds > SAMPLING_SECONDS:
+            return tokens, seconds
+        tokens = min(GROWTH * tokens, limit)
 
 
-if __name__ == "__main__":
-    main()
+def _train(trainer: SoloGRPOTrainer, prompts: list[list[int]], console: Console) -> float:
+    """Run the largest forward and backward pass; return the seconds of a step of such rows."""
+    args, model = trainer.args, trainer.model
+    rows = args.per_device_train_batch_size
+    if trainer.stock_reason is None:  # packed: more rows than this make more passes, not larger
+        rows = min(rows, trainer.train_token_budget // args.max_completion_length + 1)
+    if args.gradient_checkpointing:  # as `train` does first, trainer.py:1503 of transformers 5.23
+        model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    moments = [torch.zeros_like(p) for p in trainable for _ in range(ADAM_STATES)]
+    start = time.perf_counter()
+    with console.status("rehearsal: forward and backward pass"):
+        with trainer.accelerator.autocast():  # `train` wraps the model's forward in it
+            loss = trainer.compute_loss(model, _batch(trainer, prompts[:rows]))
+        trainer.accelerator.backward(loss)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    del moments
+    passes: float = completions_of_a_step(args) / rows
+    return (time.perf_counter() - start) * passes
+
+
+def _batch(trainer: SoloGRPOTrainer, prompts: list[list[int]]) -> dict[str, torch.Tensor]:
+    """Make a batch of full-length completions, with the keys that TRL's loss reads.
+
+    Neighbours have opposite advantages, so that every row is trained on.
+    """
+    device, T = trainer.accelerator.device, trainer.args.max_completion_length
+    ids = [torch.tensor(prompt, device=device) for prompt in prompts]
+    # The prompts' own text, repeated: tokens as varied as those of completions.
+    completion_ids_BT = torch.stack([row.repeat(T // len(row) + 1)[:T] for row in ids])
+    return {
+        "prompt_ids": pad(ids, trainer._tokenizer.pad_token_id, padding_side="left"),
+        "prompt_mask": pad([torch.ones_like(row) for row in ids], 0, padding_side="left"),
+        "completion_ids": completion_ids_BT,
+        "completion_mask": torch.ones_like(completion_ids_BT),
+        "advantages": torch.arange(len(ids), device=device) % 2 * 2.0 - 1.0,
+        "num_items_in_batch": torch.tensor(completion_ids_BT.numel(), device=device),
+        "ref_per_token_logps": torch.zeros(completion_ids_BT.shape, device=device),
+    }

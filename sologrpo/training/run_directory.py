@@ -1,12 +1,10 @@
-"""Run directory: resolved config, environment, and the decision to start or to go on."""
+"""Run directory: resolved config, environment, and the decision to start or to resume."""
 
 import json
-import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
@@ -16,18 +14,26 @@ from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import load_run_config, recorded_dtype
 from sologrpo.environment import environment
 from sologrpo.errors import InputError
-from sologrpo.files import ADAPTER, ENVIRONMENT, LOCK, METRICS, RUN_CONFIG, write_atomically
+from sologrpo.files import (
+    ADAPTER,
+    COMPLETIONS,
+    ENVIRONMENT,
+    LOCK,
+    METRICS,
+    RUN_CONFIG,
+    write_atomically,
+)
 from sologrpo.model.loading import dtype_name, pick_dtype
 from sologrpo.training.checkpoint import (
     checkpoints_of,
     generation_state_file,
-    last_whole_checkpoint,
+    last_complete_checkpoint,
+    set_aside_incomplete,
     step_of,
-    why_not_whole,
 )
 
-# Beginnings of keys that a resumed run must leave as they are: the checkpoint's weights, optimizer
-# and place in the data mean nothing under others.
+# Beginnings of keys that must not change when a run is resumed: the checkpoint's weights, optimizer
+# and position in the data mean nothing under others.
 FIXED = (
     "model_name_or_path", "model_revision", "load_in_", "bnb_4bit", "use_bnb_nested_quant", "dtype",
     "lora_", "use_dora", "use_rslora", "optim", "trainer", "seed", "shuffle_dataset",
@@ -36,7 +42,7 @@ FIXED = (
     "worked_examples", "per_device_train_batch_size", "gradient_accumulation_steps",
     "generation_batch_size", "steps_per_generation", "num_generations", "num_iterations",
 )  # fmt: skip
-# Beginnings of keys that do not touch the training, and may change without a word.
+# Beginnings of keys that do not affect training, and may change silently.
 FREE = (
     "output_dir", "resume", "dry_run", "rehearse", "traceback", "reward_timeout", "save_",
     "logging_", "log_", "eval_", "do_", "report_to", "run_name", "project", "trackio_", "hub_",
@@ -46,49 +52,76 @@ FREE = (
 )  # fmt: skip
 
 
-class OpenedRun(NamedTuple):
-    """The checkpoint to go on from, or None; and the lock, which holds as long as it is kept."""
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run directory that is ours.
 
+    Attributes:
+        directory: `output_dir`.
+        checkpoint: to resume from; None to start from the beginning.
+        lock: lasts as long as this object; None in other processes and on some file systems.
+        settings: every setting with its value.
+        dtype: number format of the weights.
+    """
+
+    directory: Path
     checkpoint: Path | None
     lock: FileLock | None
+    settings: dict[str, Any]
+    dtype: str
+
+    def describe(self) -> None:
+        """Write the settings to `config.yaml`, and what they met here to `environment.json`."""
+        text = yaml.safe_dump(self.settings, sort_keys=True, allow_unicode=True)
+        write_atomically(self.directory / RUN_CONFIG, text)
+        facts = environment() | {"dtype": self.dtype}
+        write_atomically(self.directory / ENVIRONMENT, json.dumps(facts, indent=2))
 
 
 def open_run_directory(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> OpenedRun:
-    """Make the run directory, or decide from which checkpoint to go on; keep others out of it.
+    """Make the run directory, or choose the checkpoint to resume from; keep other processes out.
 
-    `--resume` may stand in every command line: where there is no run yet, or none that reached its
-    first checkpoint, training starts from the beginning. What a run that was cut short left behind
-    its last whole checkpoint is taken out of the way, because those steps are run again.
+    Every command line may contain `--resume`: without a run there, or without a complete
+    checkpoint, training starts from the beginning. What an interrupted run left after its last
+    complete checkpoint is removed or renamed, because those steps are repeated.
+
+    Args:
+        run: `resume` is used.
+        args: `output_dir` is the directory.
+        model: compared with the settings of the run to resume.
 
     Raises:
-        InputError: if the directory already holds a run and `--resume` is not given, if that run
-            cannot be gone on with under these settings, or if another process is training there.
-            Nothing in the directory is touched then.
+        InputError: if the directory already holds a run and `--resume` is missing, if that run
+            cannot be resumed with these settings, or if another process is training there. The
+            directory is left untouched then.
     """
     directory = Path(args.output_dir)
     used = (directory / RUN_CONFIG).exists() or bool(checkpoints_of(directory))
     if used and not run.resume:
         raise InputError(
-            f"{directory} already holds a run: add --resume to go on with it, or give another "
+            f"{directory} already holds a run: add --resume to continue it, or give another "
             "--output_dir"
         )
-    checkpoint = last_whole_checkpoint(directory)
+    checkpoint = last_complete_checkpoint(directory)
     if checkpoint is not None:
-        _check_can_go_on(checkpoint, run, args, model)
+        _check_can_resume(checkpoint, run, args, model)
     elif run.resume and (directory / ADAPTER).exists():
-        raise InputError(f"--resume: {directory} holds a finished run without checkpoints")
+        raise InputError(
+            f"--resume: {directory} holds a finished run without checkpoints: give another "
+            "--output_dir"
+        )
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make output_dir {directory}: {error.strerror}") from error
-    if args.process_index != 0:
-        return OpenedRun(checkpoint, None)
-    lock = _lock(directory)
-    if run.resume:
-        _clear_behind(checkpoint, directory)
-        _say(f"going on from {checkpoint}" if checkpoint else
-             f"{directory} has no checkpoint yet: starting from the beginning")  # fmt: skip
-    return OpenedRun(checkpoint, lock)
+    settings, dtype = resolved_config(run, args, model), dtype_name(pick_dtype(model.dtype))
+    lock = _lock(directory) if args.process_index == 0 else None
+    if run.resume and args.process_index == 0:
+        set_aside_incomplete(directory, checkpoint)
+        _remove_later_logs(directory, -1 if checkpoint is None else step_of(checkpoint))
+        _print(f"resuming from {checkpoint}" if checkpoint else
+               f"{directory} has no checkpoint yet: starting from the beginning")  # fmt: skip
+    return OpenedRun(directory, checkpoint, lock, settings, dtype)
 
 
 def _lock(directory: Path) -> FileLock | None:
@@ -104,19 +137,19 @@ def _lock(directory: Path) -> FileLock | None:
     except PermissionError as error:
         raise InputError(f"cannot write into output_dir {directory}: {error.strerror}") from error
     except (OSError, NotImplementedError) as error:  # some network file systems
-        _say(f"cannot lock {directory} ({error}): start no second run there")
+        _print(f"cannot lock {directory} ({error}): start no second run there")
         return None
     return lock
 
 
-def _check_can_go_on(
+def _check_can_resume(
     checkpoint: Path, run: RunArguments, args: SoloGRPOConfig, model: ModelConfig
 ) -> None:
     """Refuse settings under which the checkpoint means nothing; name the others that differ."""
     if run.trainer == "solo" and not generation_state_file(checkpoint, args).is_file():
         raise InputError(
-            f"--resume: {checkpoint} does not say where in a generation batch it was saved; it was "
-            "made with save_only_model or another number of processes"
+            f"--resume: {checkpoint} lacks its position in the generation batch; it was "
+            "made with save_only_model or another number of processes: give another --output_dir"
         )
     if not (checkpoint.parent / RUN_CONFIG).exists():  # killed before it was written
         return
@@ -133,7 +166,7 @@ def _check_can_go_on(
         )
     if changed and args.process_index == 0:
         differ = ", ".join(f"{key} {before[key]} -> {now[key]}" for key in changed)
-        _say(f"other settings from step {step_of(checkpoint)} on: {differ}")
+        _print(f"settings changed from step {step_of(checkpoint)}: {differ}")
 
 
 def _check_dtype(directory: Path, model: ModelConfig) -> None:
@@ -146,16 +179,9 @@ def _check_dtype(directory: Path, model: ModelConfig) -> None:
         )
 
 
-def _clear_behind(checkpoint: Path | None, directory: Path) -> None:
-    """Take away what was written later than the checkpoint, or everything without one."""
-    step = -1 if checkpoint is None else step_of(checkpoint)
-    for partial in (path for path in checkpoints_of(directory) if step_of(path) > step):
-        # Not left where it is: the next save would write into it, and rotation would count it.
-        aside = partial.with_name(f"partial-{partial.name}")
-        _say(f"{partial} is not whole, {why_not_whole(partial)}: moved to {aside.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        partial.rename(aside)
-    for table in (directory / "completions").glob("completions_*.parquet"):
+def _remove_later_logs(directory: Path, step: int) -> None:
+    """Delete the metrics and completions of later steps, and a line that a kill cut short."""
+    for table in (directory / COMPLETIONS).glob("completions_*.parquet"):
         if int(table.stem.rpartition("_")[2]) > step:
             table.unlink()
     metrics = directory / METRICS
@@ -172,42 +198,12 @@ def _is_kept(line: str, step: int) -> bool:
     return bool(row["step"] <= step)
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-@contextmanager
-def saying_how_to_go_on(args: SoloGRPOConfig) -> Iterator[None]:
-    """If the training within stops or breaks off, say what is saved and how to go on from it.
-
-    Ctrl-C becomes exit code 130 here: a traceback would bury the line.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if args.process_index == 0:
-            what = "stopped" if isinstance(error, SystemExit) else "broken off"
-            checkpoint = last_whole_checkpoint(Path(args.output_dir))
-            if checkpoint:
-                _say(f"{what}; {checkpoint} is whole: go on with --resume")
-            else:
-                _say(f"{what} before the first checkpoint (save_steps)")
-        if isinstance(error, KeyboardInterrupt):
-            raise SystemExit(130) from error
-        raise
-
-
-def save_run_description(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> None:
-    """Write `config.yaml`, what was asked for, and `environment.json`, what it resolved to."""
-    directory = Path(args.output_dir)
-    text = yaml.safe_dump(resolved_config(run, args, model), sort_keys=True, allow_unicode=True)
-    write_atomically(directory / RUN_CONFIG, text)
-    facts = environment() | {"dtype": dtype_name(pick_dtype(model.dtype))}
-    write_atomically(directory / ENVIRONMENT, json.dumps(facts, indent=2))
-
-
 def resolved_config(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> dict[str, Any]:
-    """Every setting with its value, as plain YAML types; tokens masked."""
+    """Collect every setting with its value, as plain YAML types; tokens masked."""
     merged = {**vars(run), **args.to_dict(), **vars(model)}
     return {key: _plain(value) for key, value in merged.items() if not key.startswith("_")}
 

@@ -1,4 +1,4 @@
-"""Trackers: neither a missing login or network, nor one that fails later, may cost a run."""
+"""Trackers: a missing login, a lost network or a crash of theirs must not end a run."""
 
 import os
 import subprocess
@@ -22,8 +22,8 @@ from sologrpo.errors import InputError, first_line
 TIMEOUT = 10  # seconds that W&B gets to reach its server; it does not always keep to them
 PATIENCE = 600  # seconds that W&B gets at the end of a run to send the rest
 NO_LOGIN, NO_ANSWER = 3, 4  # exit codes
-# In a process of its own: where W&B has looked once, it keeps its settings, and could no longer be
-# told to work offline. `viewer` asks the server who we are.
+# In a separate process: once W&B has read its settings it keeps them, and could no longer be
+# switched to offline mode. `viewer` asks the server who we are.
 PROBE = f"""
 import sys, wandb
 from wandb.errors import CommError, UsageError
@@ -38,7 +38,11 @@ except CommError as error:
 
 
 def prepare_trackers(args: SoloGRPOConfig, console: Console) -> None:
-    """Let W&B write to this machine only, if its server cannot be reached.
+    """Switch W&B to offline mode if its server cannot be reached.
+
+    Args:
+        args: `report_to` names the trackers.
+        console: for the warning.
 
     Raises:
         InputError: if W&B is asked for and has no key.
@@ -65,17 +69,21 @@ def prepare_trackers(args: SoloGRPOConfig, console: Console) -> None:
         reason = said.strip().splitlines()[-1]
         print_warning(
             console,
-            f"W&B does not answer ({reason}): it logs to the folder wandb/, and `wandb sync` "
-            "brings that to the server later",
+            f"W&B does not answer ({reason}): logging to the folder wandb/ instead; upload it "
+            "later with `wandb sync`",
         )
 
 
 @contextmanager
-def outlived_trackers(trainer: Trainer, console: Console) -> Iterator[None]:
-    """Neither a tracker that fails behind its start, nor W&B's last upload, costs what is inside.
+def tolerate_tracker_failures(trainer: Trainer, console: Console) -> Iterator[None]:
+    """Keep what runs inside safe from a tracker that fails, and from W&B's last upload.
 
-    A tracker that fails gets no more, and a warning says so. W&B's client waits for its server for
-    ever; at the end it gets `PATIENCE` seconds.
+    Logging to a tracker that fails is disabled, with a warning. W&B's client waits for its server
+    without limit; at the end it gets `PATIENCE` seconds.
+
+    Args:
+        trainer: already constructed, so that it has its trackers' callbacks.
+        console: for the warnings.
     """
     names = {INTEGRATION_TO_CALLBACK[name]: name for name in trainer.args.report_to}
     for callback in trainer.callback_handler.callbacks:
@@ -95,7 +103,7 @@ def _end_wandb(wandb: Any, code: int, console: Console) -> None:
     folder = Path(wandb.run.dir).parent
 
     def end() -> None:
-        with suppress(Exception):  # its own process is gone: said when it happened
+        with suppress(Exception):  # its process is gone: reported when it happened
             wandb.teardown(code)
 
     thread = threading.Thread(target=end, daemon=True)
@@ -106,7 +114,7 @@ def _end_wandb(wandb: Any, code: int, console: Console) -> None:
         if thread.is_alive():
             print_warning(
                 console,
-                f"W&B has not got everything: bring it there with `wandb sync {folder}`",
+                f"the upload to W&B is incomplete: finish it with `wandb sync {folder}`",
             )
             for child in psutil.Process().children():
                 if child.name() == "wandb-core":
@@ -125,8 +133,9 @@ class _MayFail:
 
         def on_train_begin(*args: Any, **kwargs: Any) -> Any:
             control = begin(*args, **kwargs)
-            # TRL 1.16 logs past the callback, through the module's function, which the tracker
-            # makes anew when it starts (extras/profiling.py:120-131, grpo_trainer.py:3336-3345).
+            # TRL 1.16 also logs without the callback, through the module's function, which the
+            # tracker replaces when it starts (extras/profiling.py:120-131,
+            # grpo_trainer.py:3336-3345).
             module = sys.modules.get(self._name)
             for name in ("log", "log_metrics"):  # W&B and Trackio; MLflow
                 if hasattr(module, name):
@@ -149,8 +158,8 @@ class _MayFail:
                 self._lost = True
                 print_warning(
                     self._console,
-                    f"{self._name} failed ({first_line(error)}) and gets no more of this run; "
-                    "metrics.jsonl and the report have all of it",
+                    f"{self._name} failed ({first_line(error)}): logging to it is disabled for "
+                    "this run; metrics.jsonl and the report are complete",
                 )
                 return None
 

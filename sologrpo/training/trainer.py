@@ -48,9 +48,8 @@ from sologrpo.training.advantages import (
 )
 from sologrpo.training.checkpoint import (
     EpochSampler,
-    generation_state,
-    generation_state_file,
-    restore_generation_state,
+    load_generation_state,
+    save_generation_state,
 )
 from sologrpo.training.nonfinite import all_finite, save_batch
 from sologrpo.training.packing import (
@@ -662,17 +661,14 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         # transformers 5.23.0, trainer.py:3395: before `trainer_state.json`, which closes a
         # checkpoint.
         super()._save_rng_state(output_dir)
-        torch.save(generation_state(self), generation_state_file(output_dir, self.args))
+        save_generation_state(self, Path(output_dir))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         # transformers 5.23.0, trainer.py:1849 and 1881: once in a resumed run, before its first
         # step and behind the loop's own initialisation.
         super()._load_rng_state(checkpoint)
-        if checkpoint is None:
-            return
-        file = generation_state_file(checkpoint, self.args)
-        state = torch.load(file, map_location=self.args.device, weights_only=True)
-        restore_generation_state(self, state)
+        if checkpoint is not None:
+            load_generation_state(self, Path(checkpoint))
 
     # -- validation -----------------------------------------------------------------------------
 

@@ -217,7 +217,7 @@ def test_a_terminal_shows_a_bar_and_tables(tmp_path: Path) -> None:
     assert printed.count(HIDE_CURSOR) == printed.count(SHOW_CURSOR) == 1
 
 
-def test_the_bar_goes_on_after_a_resume_and_knows_the_rest(tmp_path: Path) -> None:
+def test_the_bar_of_a_resumed_run_starts_at_its_step(tmp_path: Path) -> None:
     now = [0.0]
     console = Console(
         file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm"},
@@ -244,8 +244,10 @@ def test_the_bar_goes_on_after_a_resume_and_knows_the_rest(tmp_path: Path) -> No
 def in_a_terminal(*arguments: str | Path) -> tuple[int, str]:
     """Run `train.py` on a pseudo terminal: its exit code, and all that it wrote there."""
     ours, theirs = pty.openpty()
+    environment = script_environment(TERM="xterm")
+    environment["PYTHONPATH"] += f":{Path(__file__).parent}"  # for the reward below
     process = subprocess.Popen(
-        command_of("train", *arguments), env=script_environment(TERM="xterm"),
+        command_of("train", *arguments), env=environment,
         stdin=theirs, stdout=theirs, stderr=theirs,
     )  # fmt: skip
     os.close(theirs)
@@ -263,7 +265,7 @@ def read_chunk(terminal: int) -> bytes:
         return b""
 
 
-def test_a_run_that_breaks_off_leaves_the_terminal_usable(
+def test_a_run_that_fails_leaves_the_terminal_usable(
     tiny_llama: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
     settings = tiny_config(tiny_llama, tiny_data, tmp_path / "run") | {"max_steps": 9}

@@ -1,4 +1,4 @@
-"""What looks wrong is said once, in plain words; what is usual is not mentioned."""
+"""Problems are reported once, in plain words; usual settings and metrics are not mentioned."""
 
 import io
 from pathlib import Path
@@ -90,11 +90,11 @@ def test_constant_rewards_of_the_first_batch() -> None:
     assert topics(history(frac_reward_zero_std=[0.5], reward_std=[0.0])) == []
 
 
-@pytest.mark.parametrize(("right", "mend"), [(1.0, "take harder ones"), (0.0, "take easier")])
-def test_no_signal_for_long(right: float, mend: str) -> None:
+@pytest.mark.parametrize(("right", "fix"), [(1.0, "take harder ones"), (0.0, "take easier")])
+def test_no_signal_for_long(right: float, fix: str) -> None:
     columns = {"frac_reward_zero_std": [0.5] + [1.0] * 5, "degenerate/all_right": [right] * 6}
     (found,) = findings({"reward": [0.0] * 6, **columns}, 64)
-    assert mend in found[1]
+    assert fix in found[1]
     columns["frac_reward_zero_std"][-2] = 0.9
     assert topics({"reward": [0.0] * 6, **columns}) == []
 

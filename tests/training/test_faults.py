@@ -1,4 +1,4 @@
-"""What can go wrong in the middle of a run, through the real command line on a tiny model."""
+"""Faults in the middle of a run, through the real command line on a tiny model."""
 
 import fcntl
 import json
@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet
 import pytest
@@ -19,8 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scripts import Printed, last_line, printed_by, run_script, steps_of, train_without_report
 from sologrpo.errors import cannot_write
-from sologrpo.training.checkpoint import last_whole_checkpoint
-from tiny import ROOT, rows, write_rows
+from sologrpo.training.checkpoint import last_complete_checkpoint
+from tiny import ROOT, digit_share, rows, write_rows
 
 Train = Callable[..., Printed]
 
@@ -37,7 +38,7 @@ def train(config_file: Path, capfd: pytest.CaptureFixture[str]) -> Train:
 
 
 def disk_for_files_of(size: int) -> Callable[[], None]:
-    """Let every write beyond so many bytes of a file fail, as on a full disk."""
+    """Let every write beyond this size of a file fail, as on a full disk."""
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
@@ -54,11 +55,11 @@ def test_a_disk_that_is_full_loses_only_what_was_not_saved(
     assert ended.returncode == 1, ended.stderr
     assert "Traceback" not in ended.stderr
     assert last_line(ended.stderr).startswith("error: cannot write: ")
-    assert "checkpoint-2 is whole: go on with --resume" in ended.stderr
-    assert last_whole_checkpoint(run) == run / "checkpoint-2"
+    assert "checkpoint-2 is complete: resume with --resume" in ended.stderr
+    assert last_complete_checkpoint(run) == run / "checkpoint-2"
     resumed = train("--resume", *more)
     assert resumed.code == 0, resumed
-    assert "checkpoint-3 is not whole" in resumed
+    assert "checkpoint-3 is incomplete" in resumed
     assert steps_of(run) == [1, 2, 3]
 
 
@@ -149,7 +150,7 @@ def test_a_reward_that_hangs(train: Train, tmp_path: Path, monkeypatch: pytest.M
         "or raise reward_timeout"
     )
     assert 'slow_rewards.py", line 6, in ask_somebody' in ended  # where it hangs
-    assert "checkpoint-1 is whole: go on with --resume" in ended
+    assert "checkpoint-1 is complete: resume with --resume" in ended
 
 
 # -- model and tokenizer -------------------------------------------------------------------------
@@ -232,16 +233,25 @@ def test_every_row_of_the_matrix_names_a_test_that_exists() -> None:
 def test_a_clock_that_is_set_back(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [time.time()]
+    run, now = tmp_path / "run", [time.time()]
+    tomorrow = now[0] + 86400
 
     def back() -> float:
         now[0] -= 3600
         return now[0]
 
+    def set_back(completions: list[Any], **kwargs: Any) -> list[float]:
+        for checkpoint in run.glob("checkpoint-*"):  # saved before the clock was set back
+            os.utime(checkpoint, (tomorrow, tomorrow))
+        return digit_share(completions, **kwargs)
+
     monkeypatch.setattr(time, "time", back)
-    ended = train()
+    monkeypatch.setattr(set_back, "__name__", "digit_share")
+    monkeypatch.setattr("tiny.digit_share", set_back)
+    ended = train("--save_total_limit", "1")
     assert ended.code == 0, ended
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-2"]
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     seconds = [
         value
         for row in map(json.loads, lines)
@@ -250,4 +260,4 @@ def test_a_clock_that_is_set_back(
     ]
     assert seconds
     assert min(seconds) >= 0
-    assert load_file(str(tmp_path / "run" / "adapter" / "adapter_model.safetensors"))
+    assert load_file(str(run / "adapter" / "adapter_model.safetensors"))

@@ -85,7 +85,7 @@ def test_make_smoke_runs_every_smoke_recipe() -> None:
 
 
 def make_smoke(folder: Path, *arguments: str) -> list[list[str]]:
-    """What `make smoke` would launch: the words of each command."""
+    """Run `make smoke` with a launcher that only prints; return the words of each command."""
     launcher = folder / "accelerate"
     launcher.write_text('#!/bin/sh\necho "launched: $*"\n')
     launcher.chmod(0o755)
@@ -282,7 +282,7 @@ def test_sizes_that_mean_nothing_are_refused(setting: str, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "mend"),
+    ("setting", "fix"),
     [
         ("--generation_batch_size 256", "generation_batch_size 64"),
         ("", "per_device_train_batch_size 40 and generation_batch_size 40"),
@@ -290,16 +290,16 @@ def test_sizes_that_mean_nothing_are_refused(setting: str, says: str) -> None:
          "per_device_train_batch_size 10 and generation_batch_size 40"),
     ],
 )  # fmt: skip
-def test_too_few_rows_are_answered_with_a_batch_that_they_fill(setting: str, mend: str) -> None:
+def test_too_few_rows_are_answered_with_a_batch_that_they_fill(setting: str, fix: str) -> None:
     n_prompts = 10 if "256" in setting else 5
     _, args, _ = config_of("quickstart", *setting.split())
     with pytest.raises(InputError) as caught:
         check_fills_a_batch(args, n_prompts)
-    assert str(caught.value).endswith(f"or set {mend}")
+    assert str(caught.value).endswith(f"or set {fix}")
     assert f"{n_prompts} training rows do not fill" in str(caught.value)
-    words = mend.replace("and ", "").split()
-    mended = [f"--{word}" if word.isidentifier() else word for word in words]
-    check_fills_a_batch(config_of("quickstart", *setting.split(), *mended)[1], n_prompts)
+    words = fix.replace("and ", "").split()
+    fixed = [f"--{word}" if word.isidentifier() else word for word in words]
+    check_fills_a_batch(config_of("quickstart", *setting.split(), *fixed)[1], n_prompts)
 
 
 def test_rows_that_fill_no_batch_at_all() -> None:
@@ -325,7 +325,7 @@ def digits_of_additions(completions: list[Any], kind: list[str], **kwargs: Any) 
 
 @pytest.fixture(scope="module")
 def closing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights that write `</answer>`, one token here, and go on behind it."""
+    """Random weights that write `</answer>`, one token here, and continue after it."""
     folder = tmp_path_factory.mktemp("closing")
     tokenizer = build_tokenizer()
     model = build_model("llama", tokenizer)

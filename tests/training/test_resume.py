@@ -28,9 +28,9 @@ from sologrpo.training.checkpoint import (
     EpochSampler,
     StopWithCheckpoint,
     generation_state_file,
-    last_whole_checkpoint,
+    incomplete_reason,
+    last_complete_checkpoint,
     train_from,
-    why_not_whole,
 )
 from sologrpo.training.trainer import SoloGRPOTrainer
 from tiny import digit_share, rows
@@ -76,7 +76,7 @@ def assert_equal_weights(left: dict[str, torch.Tensor], right: dict[str, torch.T
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
 
 
-# -- the trainer: every step is an exact place to go on from -------------------------------------
+# -- the trainer: every step is an exact place to resume from ------------------------------------
 
 
 def prompts(count: int) -> Dataset:
@@ -126,7 +126,7 @@ def whole_training(
 # 1-3 and 5-7 are inside a generation batch: after one of two mini-batches, between the two passes,
 # before the last. 4 is between two batches, 8 between two epochs, 9 inside a batch of the second.
 @pytest.mark.parametrize("step", [1, 2, 3, 4, 7, 8, 9])
-def test_every_step_is_an_exact_place_to_go_on_from(
+def test_every_step_is_an_exact_place_to_resume_from(
     step: int,
     whole_training: tuple[Path, Metrics, list[torch.Tensor]],
     tmp_path: Path,
@@ -209,7 +209,7 @@ def test_order_of_an_epoch_is_that_of_trl() -> None:
         assert list(resumed) == epochs[epoch]
 
 
-# -- whole checkpoints ---------------------------------------------------------------------------
+# -- complete checkpoints ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -236,14 +236,14 @@ def test_a_checkpoint_with_a_file_missing_or_cut_short_is_skipped(
 ) -> None:
     for step in (2, 10):  # 10 comes after 2, though not in the alphabet
         shutil.copytree(whole_training[0] / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
-    assert last_whole_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
+    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
     file = tmp_path / "checkpoint-10" / name
     if kept is None:
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:kept])
-    assert says in str(why_not_whole(tmp_path / "checkpoint-10"))
-    assert last_whole_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
+    assert says in str(incomplete_reason(tmp_path / "checkpoint-10"))
+    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
 
 
 def test_a_save_cut_off_at_any_point_is_recognised(
@@ -255,14 +255,14 @@ def test_a_save_cut_off_at_any_point_is_recognised(
     by_time = sorted(saved.iterdir(), key=lambda file: (file.stat().st_mtime_ns, file == state))
     assert by_time[-1] == state
     for done, file in enumerate(by_time):
-        torn = tmp_path / str(done)
-        torn.mkdir()
+        partial = tmp_path / str(done)
+        partial.mkdir()
         for earlier in by_time[:done]:
-            shutil.copy(earlier, torn)
-        assert why_not_whole(torn) is not None
-        (torn / file.name).write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-        assert why_not_whole(torn) is not None
-    assert why_not_whole(saved) is None
+            shutil.copy(earlier, partial)
+        assert incomplete_reason(partial) is not None
+        (partial / file.name).write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        assert incomplete_reason(partial) is not None
+    assert incomplete_reason(saved) is None
 
 
 # -- the command line ----------------------------------------------------------------------------
@@ -364,7 +364,7 @@ def test_killed_three_times(
         assert process.returncode == -signal.SIGKILL
     code, stderr = train(run, "--resume")
     assert code == 0
-    assert "going on from" in stderr
+    assert "resuming from" in stderr
     assert_same_run(run, uninterrupted)
     validations = [row["step"] for row in metrics_of(run) if "eval_n" in row]
     assert validations == [3, 6, 9, 10]
@@ -379,9 +379,9 @@ def test_sigterm_saves_and_exits_with_0(
     process.terminate()
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 0, stderr
-    checkpoint = last_whole_checkpoint(run)
+    checkpoint = last_complete_checkpoint(run)
     assert checkpoint is not None
-    assert f"stopped; {checkpoint} is whole: go on with --resume" in stderr
+    assert f"stopped; {checkpoint} is complete: resume with --resume" in stderr
     assert "SIGTERM" in stderr
     assert "Traceback" not in stderr
     assert not (run / "adapter").exists()
@@ -413,7 +413,7 @@ def test_ctrl_c_saves_and_exits_with_130(
     interrupting.__name__ = "digit_share"
     code, stderr = train(run, "--save_strategy", "no")
     assert code == 130
-    assert f"stopped; {run / 'checkpoint-5'} is whole: go on with --resume" in stderr
+    assert f"stopped; {run / 'checkpoint-5'} is complete: resume with --resume" in stderr
     assert "Traceback" not in stderr
     assert not (run / "adapter").exists()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -432,7 +432,7 @@ def test_second_ctrl_c_stops_at_once() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_steps_behind_the_last_whole_checkpoint_are_run_again(
+def test_steps_after_the_last_complete_checkpoint_are_repeated(
     train: Train, uninterrupted: Path, tmp_path: Path
 ) -> None:
     run = copy_up_to(7, uninterrupted, tmp_path / "run")
@@ -441,11 +441,11 @@ def test_steps_behind_the_last_whole_checkpoint_are_run_again(
         file.write('{"step": 8, "lo')
     code, stderr = train(run, "--resume", "--max_steps", "7", "--lr_scheduler_type", "constant")
     assert code == 0, stderr
-    assert f"{run / 'checkpoint-7'} is not whole, it has no trainer_state.json" in stderr
-    assert f"going on from {run / 'checkpoint-6'}" in stderr
+    assert f"{run / 'checkpoint-7'} is incomplete, it has no trainer_state.json" in stderr
+    assert f"resuming from {run / 'checkpoint-6'}" in stderr
     assert "lr_scheduler_type linear -> constant, max_steps 10 -> 7" in stderr
     assert (run / "partial-checkpoint-7").is_dir()
-    assert why_not_whole(run / "checkpoint-7") is None
+    assert incomplete_reason(run / "checkpoint-7") is None
     steps = [row["step"] for row in metrics_of(run) if "loss" in row]
     assert steps == [1, 2, 3, 4, 5, 6, 7]
     kept = without_measured(metrics_of(uninterrupted))
@@ -462,7 +462,7 @@ def test_resume_without_a_checkpoint_starts_from_the_beginning(
         shutil.copy(uninterrupted / file, run / file)
     code, stderr = train(run, "--resume", "--max_steps", "1", "--seed", "4")
     assert code == 0, stderr
-    assert f"{run / 'checkpoint-1'} is not whole" in stderr
+    assert f"{run / 'checkpoint-1'} is incomplete" in stderr
     assert f"{run} has no checkpoint yet: starting from the beginning" in stderr
     assert {row["step"] for row in metrics_of(run)} == {1}
 
@@ -505,4 +505,4 @@ def test_a_checkpoint_without_the_place_in_the_batch_is_refused(
 ) -> None:
     run = copy_up_to(2, uninterrupted, tmp_path / "run")
     generation_state_file(run / "checkpoint-2", SoloGRPOConfig(output_dir=str(run))).unlink()
-    assert "does not say where in a generation batch" in refused(train, run, "--resume")
+    assert "lacks its position in the generation batch" in refused(train, run, "--resume")

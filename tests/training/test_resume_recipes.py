@@ -32,7 +32,7 @@ def launch(*train_arguments: str) -> subprocess.Popen[str]:
     accelerate = str(Path(sys.executable).parent / "accelerate")
     one_device = ["--config_file", "configs/accelerate/one_device.yaml"]
     return subprocess.Popen(
-        [accelerate, "launch", *one_device, "train.py", *train_arguments],
+        [accelerate, "launch", "--quiet", *one_device, "train.py", *train_arguments],
         cwd=ROOT, env=script_environment(), text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
@@ -63,5 +63,5 @@ def test_a_killed_recipe_resumes_to_the_same_adapter(
     kill_after_checkpoint(launch(*arguments(recipe, tiny_llama, killed)), killed)
     assert not (killed / "adapter").exists()
     output = finish(launch(*arguments(recipe, tiny_llama, killed, "--resume")))
-    assert "going on from" in output
+    assert "resuming from" in output
     assert_equal_weights(adapter_of(killed / "adapter"), adapter_of(whole / "adapter"))

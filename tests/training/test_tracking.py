@@ -89,7 +89,7 @@ def test_a_tracker_whose_server_is_lost_in_the_middle(
     (folder,) = (tmp_path / "wandb").glob("run-*")
     assert list(folder.glob("*.wandb"))
     printed = " ".join(ended.stdout.split())
-    assert (f"bring it there with `wandb sync {folder}`" in printed) == lost
+    assert (f"finish it with `wandb sync {folder}`" in printed) == lost
 
 
 def test_a_tracker_without_a_login(config_file: Path, tmp_path: Path) -> None:

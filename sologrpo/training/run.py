@@ -1,0 +1,85 @@
+"""Build the trainer of a run with its callbacks, and train."""
+
+from collections.abc import Sequence
+
+from datasets import Dataset
+from rich.console import Console
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+)
+from trl import GRPOTrainer, ModelConfig, get_peft_config
+
+from rewards import Reward
+from sologrpo.config import RunArguments, SoloGRPOConfig
+from sologrpo.training.callbacks import ConsoleLog, MetricsFile, ValidateAtEnd
+from sologrpo.training.checkpoint import StopWithCheckpoint, print_resume_hint, train_from
+from sologrpo.training.diagnosis import Diagnosis
+from sologrpo.training.run_directory import OpenedRun
+from sologrpo.training.trainer import SoloGRPOTrainer
+
+
+def build_trainer(
+    settings: tuple[RunArguments, SoloGRPOConfig, ModelConfig],
+    model: PreTrainedModel,
+    rewards: Sequence[Reward],
+    datasets: tuple[Dataset, Dataset | None],
+    tokenizer: PreTrainedTokenizerBase,
+    console: Console,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> GRPOTrainer:
+    """Build our trainer, or TRL's with `trainer: stock`, and the callbacks of a run.
+
+    Args:
+        settings: what `parse_config` returned.
+        model: base model; the trainer adds the adapter.
+        rewards: reward functions, in the order of `reward_weights`.
+        datasets: prompts to train on, and to validate on if there are any.
+        tokenizer: of the model.
+        console: for the progress, one line per step, and warnings.
+        callbacks: further ones, called last.
+    """
+    run, args, model_args = settings
+    trainer_class = SoloGRPOTrainer if run.trainer == "solo" else GRPOTrainer
+    trainer = trainer_class(
+        model=model,
+        reward_funcs=list(rewards),
+        args=args,
+        train_dataset=datasets[0],
+        eval_dataset=datasets[1],
+        processing_class=tokenizer,
+        peft_config=get_peft_config(model_args),
+        callbacks=[
+            MetricsFile(),
+            ConsoleLog(console),
+            Diagnosis(console, args.max_completion_length),
+            ValidateAtEnd(),
+            *callbacks,
+        ],
+    )
+    trainer.remove_callback(PrinterCallback)  # prints each log as a dictionary
+    trainer.remove_callback(ProgressCallback)
+    return trainer
+
+
+def train(trainer: GRPOTrainer, opened: OpenedRun) -> None:
+    """Describe the run in its directory, and train to the last step.
+
+    On SIGTERM or Ctrl-C the step is finished and a checkpoint saved.
+
+    Args:
+        trainer: any `GRPOTrainer`.
+        opened: the run directory, with the checkpoint to resume from if there is one.
+
+    Raises:
+        SystemExit: 0 after SIGTERM, 130 after Ctrl-C; a line on stderr tells how to resume.
+    """
+    opened.describe()
+    stop = StopWithCheckpoint()
+    trainer.add_callback(stop)
+    with print_resume_hint(trainer.args), stop:
+        train_from(trainer, opened.checkpoint)
+        stop.exit_if_stopped(trainer.state)
