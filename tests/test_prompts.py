@@ -177,7 +177,7 @@ def test_stop_strings_cut_no_completion_short_and_leave_it_right(
 def test_base_model_that_copies_the_worked_example_is_stopped(
     prompt_format: PromptFormat, plain_text: PlainText
 ) -> None:
-    """It goes on as the prompt does: with the next turn, which must not be taken for its answer."""
+    """It continues with the next turn, which must not be taken for its answer."""
     example = WorkedExample(**EXAMPLE)
     prompt = prompt_format.text("What is 7 + 5?", [example])
     after_instruction = prompt[prompt.index(example.thinking) :]
