@@ -89,13 +89,12 @@ def _load(
     return load_base_model(replace(settings.model, **changes), settings.trust_remote_code)
 
 
-def describe_precision(settings: EvaluationSettings, dtype: torch.dtype, adapter: bool) -> str:
+def describe_precision(settings: EvaluationSettings, dtype: torch.dtype) -> str:
     """Describe the evaluated weights in words, for `precision` in `results.json`.
 
     Args:
-        settings: name the precision.
+        settings: name the precision, and the adapter, if there is one.
         dtype: of the weights, or of the computation where they are quantised.
-        adapter: whether the adapter is in the model.
 
     Returns:
         For example `NF4 dequantised, bfloat16, adapter merged`.
@@ -112,4 +111,4 @@ def describe_precision(settings: EvaluationSettings, dtype: torch.dtype, adapter
         MERGED_DEQUANTISED: ", adapter merged",
         MERGED_REQUANTISED: f" ({base}, adapter merged, then NF4 again)",
     }.get(settings.precision, ", adapter not merged")
-    return weights + (added if adapter else "")
+    return weights + (added if settings.adapter is not None else "")
