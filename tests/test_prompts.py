@@ -211,7 +211,7 @@ def test_weights_are_counted_against_the_rewards_of_the_format() -> None:
 def test_unknown_prompt_format_in_a_file(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("prompt_format: r1\n", encoding="utf-8")
-    with pytest.raises(InputError, match="unknown prompt_format 'r1': use one of xml, r1_zero"):
+    with pytest.raises(InputError, match="unknown prompt_format 'r1': use one of boxed, r1_zero"):
         parse_config([*MODEL, "--config", str(config)])
 
 
