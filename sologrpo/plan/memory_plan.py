@@ -14,8 +14,8 @@ from sologrpo.plan.footprint import FP32, Footprint
 from sologrpo.sampling.sampler import FREE_SHARE, LOGIT_BYTES
 from sologrpo.training.packing import SharedPrompts, pack_by_tokens, padded_tokens
 
-# trl/kernels/chunked_logprob.py:254-298 (1.16): the logits of the LM head are computed in tiles, each
-# in place by a Triton kernel. Without Triton the backward pass holds seven copies of a tile in fp32
+# trl/kernels/chunked_logprob.py:254-298 (1.16): the LM head's logits are computed in tiles, each in
+# place by a Triton kernel. Without Triton the backward pass holds seven copies of a tile in fp32
 # (logits twice, log-probs, probabilities, the gradient and two of its intermediates) and a mask of
 # one byte.
 COPIES_OF_TILE = 7 + 1 / FP32
