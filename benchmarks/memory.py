@@ -25,7 +25,7 @@ from transformers import PretrainedConfig, Qwen2Config, Qwen3Config  # noqa: E40
 
 from sologrpo.config.parsing import parse_config  # noqa: E402
 from sologrpo.plan.footprint import Footprint, footprint  # noqa: E402
-from sologrpo.plan.memory_plan import MemoryPlan, memory_mend, plan_memory  # noqa: E402
+from sologrpo.plan.memory_plan import MemoryPlan, memory_fix, plan_memory  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/memory.json"
 GUIDE = ROOT / "docs/memory.md"
@@ -170,7 +170,7 @@ def cards_table() -> str:
         cells = [f"[{recipe}](../configs/{recipe}.yaml)", *(f"{p / GIB:.1f}" for p in parts)]
         for card in CARDS:
             free = int((card - CONTEXT_GIB) * GIB)
-            cells.append(memory_mend(plan, free, args, bool(model_args.load_in_4bit)) or "yes")
+            cells.append(memory_fix(plan, free, args, bool(model_args.load_in_4bit)) or "yes")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
