@@ -1,7 +1,7 @@
 """Evaluate greedily on the test split: `python evaluate.py --run runs/quickstart`.
 
-The stages stand in the order that the data flows: settings -> tokenizer -> test problems ->
-evaluation of the baseline and the trained model -> table -> export -> report.
+Reads in the order that the data flows: settings -> tokenizer -> test problems -> evaluation of the
+baseline and of the trained model -> table -> export -> report.
 `--compare_precisions` evaluates the trained model in every precision instead. `--regrade` judges
 the completions of an earlier evaluation again, without a model.
 """
