@@ -83,7 +83,7 @@ def test_merged_equals_base_and_adapter(tiny_llama: Path, adapter: Path) -> None
     merged = logits(merge_adapter(load(tiny_llama), adapter))
     scale = unmerged.abs().max()
     assert (merged - unmerged).abs().max() / scale < 1e-5
-    assert (base - unmerged).abs().max() / scale > 1e-2  # the adapter is no small change
+    assert (base - unmerged).abs().max() / scale > 1e-2  # the adapter changes a lot
 
 
 def test_dequantised_weights_are_those_that_were_trained_on(
