@@ -41,7 +41,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     settings = parse_evaluation(arguments)
     if settings.adapter:
         check_adapter(settings.adapter, settings.model.model_name_or_path)
-    export = begin_export(settings.export, settings)
+    export = begin_export(settings)
 
     tokenizer = load_tokenizer(settings.model.model_name_or_path, settings.trust_remote_code)
     problems = load_test_prompts(settings.data, settings.limit, settings.seed, tokenizer)
