@@ -1,9 +1,9 @@
-"""Evaluate greedily on the test split: `python evaluate.py --run runs/quickstart`.
+"""Evaluate greedily on the test split: `sologrpo evaluate --run runs/quickstart`.
 
-Reads in the order that the data flows:
-arguments -> test problems -> base model -> baseline -> adapter -> trained -> table -> export
--> report. `--compare_precisions` evaluates the adapter in every form of the weights instead, and
-`--regrade` judges the completions of an earlier evaluation again.
+Reads in the order that the data flows: settings -> tokenizer -> test problems -> evaluation of the
+baseline and of the trained model -> table -> export -> report.
+`--compare_precisions` evaluates the trained model in every precision instead. `--regrade` judges
+the completions of an earlier evaluation again, without a model.
 """
 
 import sys
@@ -12,66 +12,44 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from sologrpo.errors import one_line_errors
-from sologrpo.scoring.regrade import regrade
+from sologrpo.scoring import print_precisions, print_results, regrade
 
 
 @one_line_errors
 def main() -> None:
-    """Evaluate models, or judge old records again, which needs none."""
+    """Evaluate models, or judge stored completions again."""
     arguments = sys.argv[1:]
     if any(argument.partition("=")[0] == "--regrade" for argument in arguments):
         regrade(arguments)
     else:
-        evaluate_models(arguments)
+        evaluate(arguments)
 
 
-def evaluate_models(arguments: Sequence[str]) -> None:
-    """Run the stages of evaluation."""
-    # Imported here, because judging old records again shall not wait for torch.
-    from transformers import set_seed
+def evaluate(arguments: Sequence[str]) -> None:
+    """Run the stages of an evaluation."""
+    # Imported here because `--regrade` does not need torch, and should not wait for it.
+    from sologrpo.config import parse_evaluation
+    from sologrpo.data import load_test_prompts
+    from sologrpo.environment import prepare_process
+    from sologrpo.evaluation import evaluate_models, evaluate_precisions
+    from sologrpo.export import begin_export, export_and_push
+    from sologrpo.model import check_adapter, load_tokenizer
+    from sologrpo.report import write_report
 
-    from sologrpo.config.evaluation import parse_evaluation
-    from sologrpo.console import quiet_libraries
-    from sologrpo.data.dataset import load_test_prompts
-    from sologrpo.device import prepare_cpu
-    from sologrpo.evaluation.evaluate import evaluate, evaluate_precisions
-    from sologrpo.evaluation.precisions import add_adapter, load_untrained
-    from sologrpo.export.export import begin_export, export_and_push
-    from sologrpo.model.loading import load_tokenizer
-    from sologrpo.model.merging import check_adapter
-    from sologrpo.report.report import write_report
-    from sologrpo.scoring.table import print_precisions, print_samples, print_table
-
-    quiet_libraries()
-    prepare_cpu()
-    settings = parse_evaluation(arguments)
+    prepare_process()
     console = Console()
-    set_seed(settings.seed)
+    settings = parse_evaluation(arguments)
     if settings.adapter:
         check_adapter(settings.adapter, settings.model.model_name_or_path)
-    export = begin_export(settings.export, settings)
+    export = begin_export(settings)
 
     tokenizer = load_tokenizer(settings.model.model_name_or_path, settings.trust_remote_code)
     problems = load_test_prompts(settings.data, settings.limit, settings.seed, tokenizer)
 
     if settings.compare_precisions:
-        table = evaluate_precisions(tokenizer, problems, settings)
-        print_precisions(console, table, settings.trained_precision)
+        print_precisions(console, evaluate_precisions(settings, tokenizer, problems))
     else:
-        model = load_untrained(settings)
-        results, before = {}, None
-        if settings.baseline or not settings.adapter:
-            label = settings.baseline_label if settings.adapter else settings.label
-            records, results[label] = evaluate(model, tokenizer, problems, settings, label)
-            before = records
-        if settings.adapter:
-            model = add_adapter(model, tokenizer, settings)
-            records, results[settings.label] = evaluate(
-                model, tokenizer, problems, settings, settings.label, settings.adapter, before
-            )
-        del model  # the export loads its own
-        print_samples(console, records)
-        print_table(console, results)
+        print_results(console, evaluate_models(settings, tokenizer, problems))
 
     if export is not None:
         export_and_push(export, console)

@@ -11,7 +11,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 
 def fast_dtype() -> torch.dtype:
-    """The number format that this device multiplies natively and that trains well.
+    """Choose the dtype that this device multiplies natively and that trains well.
 
     bf16 on cards since Ampere and on CPUs with AMX, fp16 on older cards, fp32 on other CPUs: with
     AVX512-BF16 alone bf16 is 1.7 times slower in a matrix product, 1.6 times in a forward and
@@ -32,7 +32,7 @@ def describe_device() -> str:
 
 
 def one_device() -> int | str:
-    """Where all weights of a model go, as a `device_map` names it."""
+    """Name the one device that holds all weights, for a `device_map`."""
     return torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
 
 
@@ -44,8 +44,8 @@ def prepare_cpu() -> None:
 
 
 def _use_all_cores() -> None:
-    # `accelerate launch` sets OMP_NUM_THREADS=1 for its processes, which is right for several of
-    # them on one machine and leaves all but one core idle for one.
+    # `accelerate launch` sets OMP_NUM_THREADS=1 for its processes. That is right for several
+    # processes on one machine, but leaves all cores but one idle for a single process.
     launched = "ACCELERATE_MIXED_PRECISION" in os.environ
     if launched and os.environ.get("WORLD_SIZE", "1") == "1" and torch.get_num_threads() == 1:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -55,8 +55,8 @@ def _reuse_freed_memory() -> None:
     """Tell glibc to keep freed memory instead of handing it back to the kernel.
 
     A training step on CPU allocates and frees the same gigabytes again and again; by default each
-    large block is mapped anew and its pages are zeroed by the kernel, which was a third of the
-    CPU time (docs/LOG.md). No effect where there is no glibc.
+    large block is mapped again and its pages are zeroed by the kernel, which was a third of the
+    CPU time (docs/LOG.md). No effect without glibc.
     """
     if platform.libc_ver()[0] != "glibc":
         return

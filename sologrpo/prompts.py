@@ -1,7 +1,7 @@
-"""Prompt formats: how a question becomes what the model sees.
+"""Prompt formats: from a question to the prompt that the model sees.
 
-A format is one `PromptFormat` in `PROMPT_FORMATS`. It asks in chat messages, which the tokenizer's
-chat template renders, or in plain text, or in either. The gold answer never enters a prompt.
+A format is one `PromptFormat` in `PROMPT_FORMATS`. Its prompts are chat messages, which the
+tokenizer's chat template renders, or plain text, or either. The gold answer never enters a prompt.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Prompt = list[Message] | str
 
 @dataclass(frozen=True)
 class WorkedExample:
-    """A solved problem shown before the question, in the format the model shall use."""
+    """A solved problem shown before the question, in the format that the model should use."""
 
     question: str
     thinking: str
@@ -28,13 +28,13 @@ class WorkedExample:
 
 @dataclass(frozen=True)
 class PlainText:
-    """How a format asks in plain text: no chat template, no roles.
+    """The plain-text form of a format: no chat template, no roles.
 
     Attributes:
-        turn: a question up to where the model goes on, with the field `{question}`. It ends in no
-            space: in most vocabularies the space belongs to the word that follows.
-        stop_strings: what ends a completion, beside the end-of-text token that a base model often
-            fails to give. The string found stays in the completion, so that a reward can see it.
+        turn: a question up to where the model continues, with the field `{question}`. It does not
+            end in a space: in most vocabularies the space belongs to the word that follows.
+        stop_strings: what ends a completion, besides the end-of-text token, which base models often
+            fail to write. The string stays in the completion, so that a reward can see it.
     """
 
     turn: str
@@ -43,20 +43,19 @@ class PlainText:
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How to ask, and what a completion looks like.
+    """A prompt, and the format of a completion.
 
     Attributes:
-        name: the value of `prompt_format` in a config; also what the judge in
-            `rewards.grading` goes by.
-        completion: a well-formed completion, with the fields `{thinking}` and `{answer}`. Where
-            the prompt opens the reasoning, it starts inside.
+        name: the value of `prompt_format` in a config, and in the judge (`rewards.grading`).
+        completion: a well-formed completion, with the fields `{thinking}` and `{answer}`. If the
+            prompt opens the reasoning, it starts inside.
         rewards: the rewards of a run whose config names none. `completion` earns the most of each.
         system_prompt: the instruction, before everything else: the system message of a chat, the
             first paragraph of plain text; empty for none. Its tags are those of `completion`.
-        suffix: follows every question, those of worked examples too.
-        worked_examples: what is shown where a config gives no examples of its own.
-        chat: whether to ask in chat messages if the model has a chat template.
-        plain_text: how to ask otherwise; None if the format needs a chat template.
+        suffix: appended to every question, including those of worked examples.
+        worked_examples: shown unless a config gives its own.
+        chat: use chat messages if the model has a chat template.
+        plain_text: the form without a chat template; None if the format needs one.
     """
 
     name: str
@@ -78,8 +77,8 @@ class PromptFormat:
 
         Args:
             question: the problem.
-            worked_examples: instead of the format's own; an empty list for none.
-            system_prompt: instead of the format's own; an empty text for no system message.
+            worked_examples: replace the format's own; an empty list for none.
+            system_prompt: replaces the format's own; an empty string for no system message.
 
         >>> PROMPT_FORMATS["boxed"].messages("What is 7 + 5?", worked_examples=[])[0]["role"]
         'user'
@@ -102,9 +101,9 @@ class PromptFormat:
 
         Args:
             question: the problem.
-            worked_examples: instead of the format's own; an empty list for none.
-            system_prompt: instead of the format's own, the first paragraph (the sentences before
-                "User:" in `r1_zero`); an empty text for none.
+            worked_examples: replace the format's own; an empty list for none.
+            system_prompt: replaces the format's own, the first paragraph (the sentences before
+                "User:" in `r1_zero`); an empty string for none.
 
         Raises:
             ValueError: if the format has no plain-text form.
@@ -126,7 +125,7 @@ class PromptFormat:
         return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
     def render_example(self, example: WorkedExample) -> str:
-        """Write a worked example as the completion that would earn every reward."""
+        """Render a worked example as the completion that would earn every reward."""
         return self.completion.format(thinking=example.thinking, answer=example.answer)
 
     def _instruction(self, system_prompt: str | None) -> str:
@@ -147,8 +146,8 @@ XML = PromptFormat(
     rewards=("strict_format", "trailing_text", "integer_answer", "answer_correctness"),
 )
 
-# DeepSeek-R1-Zero's prompt in the wording that GRPO recipes after CS336 train with. Always plain
-# text: it is made for base models, and a chat template would put a turn before "<think>".
+# DeepSeek-R1-Zero's prompt in the wording of the GRPO recipes after CS336. Always plain text: it is
+# made for base models, and a chat template would put a turn before "<think>".
 R1_ZERO = PromptFormat(
     name="r1_zero",
     system_prompt=(
@@ -166,8 +165,8 @@ R1_ZERO = PromptFormat(
     ),
 )
 
-# A base model learns from the worked example what a box is and that the answer ends with it; then
-# it goes on with a question of its own, so in plain text the next "Question:" is where to stop.
+# A base model learns from the worked example what a box is and that the answer ends with it. Then
+# it continues with another question, so in plain text a completion stops at the next "Question:".
 BOXED = PromptFormat(
     name="boxed",
     suffix=" Provide a numerical answer without units, written inside \\boxed{}.",

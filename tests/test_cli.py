@@ -81,7 +81,7 @@ def test_recipes_are_listed_and_copied(
     assert exit_code("recipes") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(recipes())
-    assert lines[list(recipes()).index("qwen2.5-1.5b")].endswith(" for a card of 16 GB.")
+    assert all(line.endswith(".") for line in lines)  # one sentence of the header
 
     monkeypatch.chdir(tmp_path)
     copy = tmp_path / "quickstart.yaml"

@@ -1,4 +1,4 @@
-"""Data: rows of a data set, and the prompts made of them."""
+"""Data sets, and the prompts built from them."""
 
 from sologrpo.data.dataset import (
     build_prompts,

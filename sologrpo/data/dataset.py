@@ -1,4 +1,4 @@
-"""Data: a hub name, folder or file becomes rows of `prompt`, `answer` and the row's own columns."""
+"""Data sets: from a hub name, folder or file to rows with `prompt`, `answer` and other columns."""
 
 import json
 import logging
@@ -28,8 +28,8 @@ def load_rows(name: str, split: str, config: str | None = None) -> Dataset:
     """Load the rows of one split, in GSM8K's schema.
 
     Args:
-        name: name on the hub, a local folder with a JSONL or Parquet file (or Parquet shards, as on
-            the hub) a split, or one such file.
+        name: name on the hub; a local folder with a JSONL or Parquet file per split, or Parquet
+            shards as on the hub; or one such file.
         split: name of the split; ignored for a single file.
         config: configuration on the hub.
 
@@ -37,7 +37,7 @@ def load_rows(name: str, split: str, config: str | None = None) -> Dataset:
         Dataset with at least `question` and `answer`.
 
     Raises:
-        InputError: if nothing is found, or a row has no gold answer after `####`.
+        InputError: if no data is found, or a row has no gold answer after `####`.
     """
     path = Path(name).expanduser()
     if name == QUICKSTART and not path.exists():
@@ -64,9 +64,10 @@ def _load_local(path: Path, split: str) -> Dataset:
 
 
 def _read_json(file: Path) -> list[dict[str, Any]]:
-    """Rows of a file with an object a line, or of one with a list of objects.
+    """Read a file with one object per line, or with a list of objects.
 
-    Not by `load_dataset("json")`: pyarrow 26.0 crashes the process at a line that is `null`.
+    `load_dataset("json")` gives no line number in its errors, and pyarrow 26.0 crashes the process
+    at a line that is `null`.
     """
     text = file.read_text(encoding="utf-8")
     if text.lstrip().startswith("["):
@@ -114,7 +115,7 @@ def _load_from_hub(name: str, split: str, config: str | None) -> Dataset:
 
 def _check_schema(rows: Dataset, name: str, split: str) -> None:
     if not len(rows):
-        raise InputError(f"{name} ({split}) holds no rows")
+        raise InputError(f"{name} ({split}) has no rows")
     missing = [column for column in ("question", "answer") if column not in rows.column_names]
     if missing:
         raise InputError(
@@ -123,7 +124,7 @@ def _check_schema(rows: Dataset, name: str, split: str) -> None:
         )
     for number, row in enumerate(rows, start=1):
         if not isinstance(row["question"], str):
-            raise InputError(f"{name} ({split}), row {number}: question is no text")
+            raise InputError(f"{name} ({split}), row {number}: question must be a string")
         try:
             parse_gold(row["answer"])
         except (ValueError, TypeError, AttributeError) as error:
@@ -135,13 +136,13 @@ def build_prompts(
 ) -> Dataset:
     """Add the columns `prompt` and `prompt_format`; the others stay, for the rewards.
 
-    A prompt is a list of chat messages, or a string where the format asks in plain text.
+    A prompt is a list of chat messages, or a string in plain text.
 
     Args:
         rows: rows with `question` and `answer`.
-        run: names the format, and what replaces its system prompt and worked examples.
-        tokenizer: its chat template decides for a format that can be asked either way; without a
-            tokenizer that is chat.
+        run: names the format, and may replace its system prompt and worked examples.
+        tokenizer: for formats that have both forms, chat is used if it has a chat template; without
+            a tokenizer, chat.
 
     Raises:
         InputError: if the format needs a chat template and the tokenizer has none.
@@ -202,7 +203,11 @@ def _no_chat_template(tokenizer: PreTrainedTokenizerBase) -> InputError:
 def load_train_and_validation(
     run: RunArguments, tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> tuple[Dataset, Dataset | None]:
-    """Load the training rows and the seeded slice that is held out of them for validation."""
+    """Load the training rows, and the seeded slice of them that is held out for validation.
+
+    Raises:
+        InputError: if the data cannot be loaded, or the settings leave no rows.
+    """
     rows = load_rows(run.dataset_name, run.dataset_train_split, run.dataset_config)
     train = _within_limit(build_prompts(rows, run, tokenizer), tokenizer, run.max_prompt_tokens)
     train = train.shuffle(seed=seed)
@@ -232,7 +237,17 @@ def load_test_prompts(
     seed: int = 0,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Dataset:
-    """Load the test split with its prompts; `limit` takes a seeded choice of the rows."""
+    """Load the test split with its prompts.
+
+    Args:
+        run: names the data and the prompt format.
+        limit: load this many rows, chosen by `seed`; None for all.
+        seed: of the choice.
+        tokenizer: see `build_prompts`.
+
+    Raises:
+        InputError: if the data cannot be loaded, or `limit` is less than 1.
+    """
     if limit is not None:
         _check_at_least_one("limit", limit)
     rows = load_rows(run.dataset_name, run.dataset_test_split, run.dataset_config)
@@ -261,18 +276,18 @@ def _within_limit(
 def prompt_token_ids(
     prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
 ) -> list[list[int]]:
-    """The token ids of every prompt, exactly as TRL makes them in training.
+    """Tokenize every prompt exactly as TRL does in training.
 
-    A chat template writes its special tokens itself; before plain text the tokenizer puts its own,
-    such as Llama's `<|begin_of_text|>`.
+    A chat template writes its special tokens itself; to plain text the tokenizer adds them, such as
+    Llama's `<|begin_of_text|>`.
 
     Args:
         prompts: all chat messages, or all plain text.
         tokenizer: the model's.
 
     Raises:
-        InputError: if chat messages meet a tokenizer without chat template, or if the tokenizer
-            ends plain text as if it were finished.
+        InputError: if a tokenizer without a chat template gets chat messages, or if the tokenizer
+            adds an end token to plain text.
     """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if not texts:
@@ -283,17 +298,17 @@ def prompt_token_ids(
     text_ids: list[list[int]] = tokenizer(texts)["input_ids"]
     if text_ids[0][-1] == tokenizer.eos_token_id:
         raise InputError(
-            f"{tokenizer.name_or_path} ends every text with {tokenizer.eos_token}, also a prompt: "
+            f"{tokenizer.name_or_path} ends every text with {tokenizer.eos_token}, even a prompt: "
             "set add_eos_token to false in its tokenizer_config.json"
         )
     return text_ids
 
 
 def render_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Write out one prompt as the model will see it, special tokens included.
+    """Render one prompt as the model will see it, special tokens included.
 
     Raises:
-        InputError: if the prompt is chat messages and the tokenizer has no chat template.
+        InputError: if the prompt is a list of messages and the tokenizer has no chat template.
     """
     if isinstance(prompt, str):
         opening: str = tokenizer.decode(tokenizer("")["input_ids"])

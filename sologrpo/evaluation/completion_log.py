@@ -1,93 +1,134 @@
-"""The log of an evaluation that is under way: every batch is kept, so that none is done twice.
+"""Log the completions of an unfinished evaluation, so that `--resume` continues it.
 
-One line a batch, behind a first line with the settings. A line is written at once, and a line that
-was cut off by a crash is dropped, so a batch is there as a whole or not at all, and whoever goes on
-makes the same batches as one who was never interrupted.
+The first line of the log holds the settings, every other line one batch. A batch is written as
+soon as it is generated. A last line that a crash left incomplete is dropped, so the resumed
+evaluation generates the same batches as one that was never interrupted.
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sologrpo.errors import InputError
-from sologrpo.files import write_atomically
+from sologrpo.files import RECORDS, RESULTS, write_atomically
+from sologrpo.sampling.generation import Completion
+from sologrpo.scoring.records import Record, read_records, read_results
+
+LOG = "completions.partial.jsonl"
 
 
-class Done(NamedTuple):
-    """One completion of one problem: number 0 is the greedy one, 1 to K are sampled."""
-
-    problem: int
-    number: int
-    text: str
-    tokens: int
-    stop_reason: str
+# By (index of the problem, number): number 0 is the greedy completion, 1 to K are sampled.
+Completions = Mapping[tuple[int, int], Completion]
 
 
 class CompletionLog:
-    """Completions of an evaluation, by (index of the problem, number of the completion).
+    """Completions of an evaluation, in memory and in a file.
 
     Args:
-        path: the file; made anew unless it is gone on with.
-        settings: what decides the completions, as plain JSON values.
-        resume: go on with the file if there is one.
+        path: the file; overwritten unless `resume`.
+        settings: everything that decides the completions, as JSON values.
+        resume: read the file if it exists, and continue it.
 
     Attributes:
-        done: what is there so far.
-        seconds: spent on it.
+        completions: by (index of the problem, number of the completion).
+        seconds: spent on generating them.
 
     Raises:
-        InputError: if the file was begun under other settings.
+        InputError: if the file was started with other settings.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], resume: bool) -> None:
         self._path = path
-        self.done: dict[tuple[int, int], Done] = {}
+        self.completions: dict[tuple[int, int], Completion] = {}
         self.seconds = 0.0
-        whole = _whole_lines(path) if resume else []
-        if whole:
-            check_same_settings(json.loads(whole[0])["settings"], settings)
-            for line in whole[1:]:
+        lines = _complete_lines(path) if resume else []
+        if lines:
+            check_same_settings(json.loads(lines[0])["settings"], settings)
+            for line in lines[1:]:
                 batch = json.loads(line)
-                self._keep([Done(*row) for row in batch["done"]], batch["seconds"])
-        lines = whole or [json.dumps({"settings": settings})]
+                rows = {(row[0], row[1]): Completion(*row[2:]) for row in batch["done"]}
+                self._keep(rows, batch["seconds"])
+        lines = lines or [json.dumps({"settings": settings})]
         write_atomically(path, "".join(line + "\n" for line in lines))
 
-    def append(self, batch: Sequence[Done], seconds: float) -> None:
-        """Keep a batch that is done, in the file too."""
+    def append(self, batch: Completions, seconds: float) -> None:
+        """Add a batch, and write it to the file.
+
+        Args:
+            batch: the completions.
+            seconds: that it took to generate them.
+        """
         seconds = round(seconds, 3)
-        line = json.dumps({"seconds": seconds, "done": batch})
+        rows = [(*key, *astuple(completion)) for key, completion in batch.items()]
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+            file.write(json.dumps({"seconds": seconds, "done": rows}) + "\n")
         self._keep(batch, seconds)
 
-    def _keep(self, batch: Sequence[Done], seconds: float) -> None:
-        self.done |= {(done.problem, done.number): done for done in batch}
+    def _keep(self, batch: Completions, seconds: float) -> None:
+        self.completions |= batch
         self.seconds += seconds
 
-    def close(self) -> None:
-        """Delete the file, once the results stand in others."""
+    def describe_speed(self) -> dict[str, float]:
+        """Return the seconds of generation (loading excluded) and completion tokens per second."""
+        tokens = sum(completion.token_count for completion in self.completions.values())
+        seconds = round(self.seconds, 3)
+        return {"seconds": seconds, "tokens_per_second": tokens / seconds if seconds else 0.0}
+
+    def delete(self) -> None:
+        """Delete the file, once the records are written."""
         self._path.unlink(missing_ok=True)
 
 
-def _whole_lines(path: Path) -> list[str]:
+def _complete_lines(path: Path) -> list[str]:
     if not path.is_file():
         return []
-    # What follows the last line break is the line at which the process was killed.
+    # Text after the last line break is the line during which the process was killed.
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     return [line for line in lines if line]
+
+
+def open_log(folder: Path, identity: Mapping[str, Any], resume: bool) -> CompletionLog:
+    """Open the log of an evaluation.
+
+    Args:
+        folder: `eval/<label>`.
+        identity: from `describe_identity`.
+        resume: continue an earlier evaluation. A finished one has records instead of a log; their
+            completions are taken over.
+
+    Raises:
+        InputError: if the earlier evaluation had other settings.
+    """
+    results = read_results(folder / RESULTS) if resume else {}
+    finished = bool(results) and not (folder / LOG).exists()
+    if finished:
+        check_same_settings(results.get("settings", {}), identity)
+    log = CompletionLog(folder / LOG, identity, resume)
+    if finished:
+        log.append(_completions_of(read_records(folder / RECORDS)), results["seconds"])
+    return log
+
+
+def _completions_of(records: Sequence[Record]) -> Completions:
+    return {
+        (r.index, number): Completion(a.completion, a.completion_tokens, a.stop_reason)
+        for r in records
+        for number, a in enumerate((r, *r.samples))
+    }
 
 
 def check_same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse to mix completions of two different evaluations.
 
     Raises:
-        InputError: naming what differs.
+        InputError: with every setting that differs.
     """
     changed = [key for key in dict(before) | dict(now) if before.get(key) != now.get(key)]
     if changed:
-        were = ", ".join(f"{key} {before.get(key)}, not {now.get(key)}" for key in changed)
+        different = ", ".join(f"{key} {before.get(key)}, not {now.get(key)}" for key in changed)
         raise InputError(
-            f"--resume: the evaluation was started with {were}: give the same, another --label, or "
-            "leave --resume out to start again"
+            f"--resume: the evaluation was started with {different}: use the same settings or "
+            "another --label, or leave out --resume to start again"
         )

@@ -1,17 +1,19 @@
-"""What completes the prompts of an evaluation: one function per engine, behind one signature.
+"""Generate the completions of an evaluation, with one of two engines.
 
-An engine takes prompts as token ids, and hands out batches of (index of the prompt, completion)
-as they are done. Prompts, stop rule and end tokens are the same whichever runs, and so are the
-records, but for what rounding does to a close choice between two tokens.
+An engine takes prompts as token ids, and yields batches of (index of the prompt, completion).
+Prompts, stop strings and end tokens are the same for both. So are the completions, except where
+two tokens are almost equally likely and the engines round differently.
 """
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from sologrpo.model.loading import dtype_name
 from sologrpo.model.memory import release_unused
 from sologrpo.sampling.generation import (
     Completion,
@@ -25,17 +27,9 @@ from sologrpo.sampling.stopping import StopStrings
 Prompts = Sequence[Sequence[int]]
 Batches = Iterator[list[tuple[int, Completion]]]
 
-# Prompts handed over at once: enough to keep a GPU busy, few enough that an interrupted evaluation
+# Prompts per call of vLLM: enough to keep a GPU busy, few enough that an interrupted evaluation
 # loses little.
-PROMPTS_AT_ONCE = 512
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How completions are drawn."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
+PROMPTS_PER_CALL = 512
 
 
 @dataclass(frozen=True)
@@ -43,10 +37,12 @@ class Generator:
     """A model with everything that decides its completions of given prompts.
 
     Attributes:
-        max_new_tokens: limit of a completion.
-        stop_strings: text that ends a completion, beside the end tokens.
+        max_new_tokens: limit of a completion, in tokens.
+        stop_strings: text that ends a completion, besides the end tokens.
         engine: a key of `ENGINES`.
         seed: of sampling.
+        temperature: of sampling.
+        top_p: of sampling, from 0 to 1.
     """
 
     model: PreTrainedModel
@@ -55,40 +51,48 @@ class Generator:
     stop_strings: Sequence[str] = ()
     engine: str = "transformers"
     seed: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
 
-    def complete(self, prompts: Prompts, sampling: Sampling | None = None) -> Batches:
-        """Complete prompts greedily, or by sampling; batches come in any order."""
-        if sampling is None:
-            config = greedy_config(self.model, self.tokenizer, self.max_new_tokens)
+    def complete(self, prompts: Prompts, greedy: bool = True) -> Batches:
+        """Complete prompts greedily, or by sampling.
+
+        Args:
+            prompts: token ids of each prompt.
+            greedy: take the likeliest token at every step.
+
+        Yields:
+            (index of the prompt, completion) pairs, one batch at a time, in any order.
+        """
+        model, tokenizer, limit = self.model, self.tokenizer, self.max_new_tokens
+        if greedy:
+            config = greedy_config(model, tokenizer, limit)
         else:
-            config = sampling_config(
-                self.model, self.tokenizer, self.max_new_tokens, sampling.temperature,
-                sampling.top_p,
-            )  # fmt: skip
+            config = sampling_config(model, tokenizer, limit, self.temperature, self.top_p)
         return ENGINES[self.engine](self, prompts, config)
 
 
-def _with_our_loop(generator: Generator, prompts: Prompts, config: GenerationConfig) -> Batches:
+def _generate_with_our_loop(
+    generator: Generator, prompts: Prompts, config: GenerationConfig
+) -> Batches:
     return generate_in_batches(
         generator.model, generator.tokenizer, prompts, config,
         stop_strings=generator.stop_strings, seed=generator.seed,
     )  # fmt: skip
 
 
-def _with_vllm(generator: Generator, prompts: Prompts, config: GenerationConfig) -> Batches:
-    """vLLM on a copy of the merged weights; the model waits in main memory meanwhile."""
-    # Not imported by name: vLLM is optional, and the type checker would ask for it.
+def _generate_with_vllm(
+    generator: Generator, prompts: Prompts, config: GenerationConfig
+) -> Batches:
+    """Generate with vLLM from a saved copy of the merged weights.
+
+    The model itself waits in main memory until vLLM is done.
+    """
+    # Not a plain import: vLLM is optional, and the type checker would ask for it.
     vllm = import_module("vllm")
-    model, tokenizer = generator.model, generator.tokenizer
+    model, tokenizer, device = generator.model, generator.tokenizer, generator.model.device
     stops, end_ids = StopStrings(tokenizer, generator.stop_strings), set(config.eos_token_id)
-    settings = {"max_tokens": config.max_new_tokens, "stop_token_ids": sorted(end_ids)}
-    settings |= stops.vllm_settings()
-    settings |= (
-        {"temperature": config.temperature, "top_p": config.top_p}
-        if config.do_sample
-        else {"temperature": 0.0}
-    )
-    device = model.device
+    settings = _vllm_settings(config) | stops.vllm_settings()
     with tempfile.TemporaryDirectory(prefix="sologrpo-vllm-") as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -97,32 +101,42 @@ def _with_vllm(generator: Generator, prompts: Prompts, config: GenerationConfig)
         try:
             llm = vllm.LLM(
                 model=folder,
-                dtype=str(model.dtype).removeprefix("torch."),
+                dtype=dtype_name(model.dtype),
                 max_model_len=max(map(len, prompts)) + config.max_new_tokens,
                 seed=generator.seed,
             )
-            for start in range(0, len(prompts), PROMPTS_AT_ONCE):
-                part = prompts[start : start + PROMPTS_AT_ONCE]
-                # A seed for every request: samples of one problem have the same prompt. It depends
-                # on what is left, so that a resumed evaluation does not draw the same again.
+            for start in range(0, len(prompts), PROMPTS_PER_CALL):
+                part = prompts[start : start + PROMPTS_PER_CALL]
+                # One seed per request, because samples of a problem share its prompt. It depends
+                # on what is left, so that a resumed evaluation does not sample the same again.
                 seeds = [generator.seed + len(prompts) - start - i for i in range(len(part))]
-                requests = [{"prompt_token_ids": list(prompt)} for prompt in part]
-                params = [vllm.SamplingParams(seed=seed, **settings) for seed in seeds]
-                done = llm.generate(requests, params, use_tqdm=False)
-                yield [
-                    (
-                        row,
-                        completion_of(list(output.outputs[0].token_ids), tokenizer, end_ids, stops),
-                    )
-                    for row, output in enumerate(done, start)
-                ]
+                outputs = llm.generate(
+                    [{"prompt_token_ids": list(prompt)} for prompt in part],
+                    [vllm.SamplingParams(seed=seed, **settings) for seed in seeds],
+                    use_tqdm=False,
+                )
+                tokens = [list(output.outputs[0].token_ids) for output in outputs]
+                completions = [completion_of(ids, tokenizer, end_ids, stops) for ids in tokens]
+                yield list(enumerate(completions, start))
         finally:
-            llm = None  # its memory is wanted for the model
+            llm = None  # frees its memory for the model
             release_unused()
             model.to(device)
 
 
+def _vllm_settings(config: GenerationConfig) -> dict[str, Any]:
+    """Translate a generation config into vLLM's sampling parameters."""
+    settings = {
+        "max_tokens": config.max_new_tokens,
+        "stop_token_ids": sorted(config.eos_token_id),
+        "temperature": 0.0,
+    }
+    if config.do_sample:
+        settings |= {"temperature": config.temperature, "top_p": config.top_p}
+    return settings
+
+
 ENGINES: dict[str, Callable[[Generator, Prompts, GenerationConfig], Batches]] = {
-    "transformers": _with_our_loop,
-    "vllm": _with_vllm,
+    "transformers": _generate_with_our_loop,
+    "vllm": _generate_with_vllm,
 }

@@ -23,7 +23,7 @@ from sologrpo.config.arguments import (
 from sologrpo.config.evaluation import EvaluationSettings
 from sologrpo.model.loading import dtype_name, load_base_model
 from sologrpo.model.memory import release_unused
-from sologrpo.model.merging import dequantised, load_adapter, merge_adapter, save_merged
+from sologrpo.model.merging import dequantize, load_adapter, merge_adapter, save_merged
 
 STARTS_AS_NF4 = (MERGED_DEQUANTISED, UNMERGED_NF4, MERGED_REQUANTISED)
 
@@ -35,7 +35,7 @@ def load_untrained(settings: EvaluationSettings) -> PreTrainedModel:
         InputError: if the model does not exist, or does not fit into memory.
     """
     model = _load(settings, in_4bit=settings.precision in STARTS_AS_NF4)
-    return dequantised(model) if settings.precision == MERGED_DEQUANTISED else model
+    return dequantize(model) if settings.precision == MERGED_DEQUANTISED else model
 
 
 def add_adapter(
@@ -65,7 +65,7 @@ def _merge_and_requantise(
     """Merge, save, and load in NF4, as for deployment."""
     assert settings.adapter is not None
     if settings.trained_in_4bit:
-        model = dequantised(model)
+        model = dequantize(model)
     else:
         del model
         release_unused()
@@ -89,13 +89,12 @@ def _load(
     return load_base_model(replace(settings.model, **changes), settings.trust_remote_code)
 
 
-def describe_precision(settings: EvaluationSettings, dtype: torch.dtype, adapter: bool) -> str:
+def describe_precision(settings: EvaluationSettings, dtype: torch.dtype) -> str:
     """Describe the evaluated weights in words, for `precision` in `results.json`.
 
     Args:
-        settings: name the precision.
+        settings: name the precision, and the adapter, if there is one.
         dtype: of the weights, or of the computation where they are quantised.
-        adapter: whether the adapter is in the model.
 
     Returns:
         For example `NF4 dequantised, bfloat16, adapter merged`.
@@ -112,4 +111,4 @@ def describe_precision(settings: EvaluationSettings, dtype: torch.dtype, adapter
         MERGED_DEQUANTISED: ", adapter merged",
         MERGED_REQUANTISED: f" ({base}, adapter merged, then NF4 again)",
     }.get(settings.precision, ", adapter not merged")
-    return weights + (added if adapter else "")
+    return weights + (added if settings.adapter is not None else "")

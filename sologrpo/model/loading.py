@@ -1,4 +1,4 @@
-"""Model: tokenizer, 4-bit policy, LoRA adapter, device and dtype."""
+"""Loading: tokenizer, base model, 4-bit weights, dtype."""
 
 import copy
 import logging
@@ -26,6 +26,9 @@ QUICKSTART_MODEL = "models/SmolLM2-135M-Instruct"  # of the recipes that need no
 def pick_dtype(requested: str | None = "auto") -> torch.dtype:
     """Choose the dtype of the frozen weights and of the 4-bit computation.
 
+    Args:
+        requested: the name of a torch dtype; `auto` or None for the one that is fast here.
+
     Raises:
         InputError: if torch has no such dtype.
     """
@@ -38,15 +41,19 @@ def pick_dtype(requested: str | None = "auto") -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Name a dtype as configs do: `float32`, not `torch.float32`."""
+    """Format a dtype as in configs: `float32`, not `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """Load the tokenizer, padding on the left, with a pad token that does not end a text.
 
+    Args:
+        name_or_path: a model on the hub, or a local folder.
+        trust_remote_code: run code of the model's repository.
+
     Raises:
-        InputError: if there is no such model.
+        InputError: if the model does not exist.
     """
     if name_or_path == QUICKSTART_MODEL and not Path(name_or_path).is_dir():
         raise InputError(f"no folder {name_or_path}: download it with `sologrpo model`")
@@ -61,8 +68,8 @@ def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTra
     return tokenizer
 
 
-# Reserved tokens that model families ship and never use in a text. Taking one of them as padding
-# keeps the end-of-text token meaningful and needs no new row in the embedding.
+# Reserved tokens that model families ship and never use in text. With one of them as padding, the
+# end-of-text token keeps its meaning, and the embedding needs no new row.
 _RESERVED_PAD_TOKENS = (
     "<|finetune_right_pad_id|>",  # Llama 3.1 and later
     "<|endoftext|>",  # Qwen, SmolLM2, where it is not the end of a chat turn
@@ -83,12 +90,12 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
     """Load the frozen weights, in 4-bit NF4 if `load_in_4bit`.
 
     Args:
-        model_args: which model, and how.
-        trust_remote_code: run code of its repository, and read weights that are pickled.
+        model_args: the model, its dtype and its quantisation.
+        trust_remote_code: run code of its repository, and load pickled weights.
 
     Raises:
-        InputError: if there is no such model, it has no safetensors and is not trusted, or it does
-            not fit into the device's memory.
+        InputError: if the model does not exist, has no safetensors and is not trusted, or does not
+            fit into the device's memory.
     """
     dtype = pick_dtype(model_args.dtype)
     # TRL passes `dtype` on as the 4-bit compute dtype, which must be a real dtype, not "auto". A
@@ -121,7 +128,7 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
 
 
 def cannot_load(name_or_path: str, error: BaseException) -> InputError:
-    """The one line for a model that is not there."""
+    """Build the error for a model that cannot be loaded."""
     return InputError(
         f"cannot load model {name_or_path!r}: {first_line(error)} A local folder works without a "
         f"hub, e.g. {QUICKSTART_MODEL}, which `sologrpo model` downloads"
@@ -133,9 +140,8 @@ def keep_nf4_trainable(model: torch.nn.Module) -> None:
 
     On CPUs with AVX512-BF16, the first forward in eval mode (bitsandbytes 0.50,
     `Linear4bit.forward`) repacks the weights in place for a kernel that has no backward, and
-    nothing unpacks them: gradients and a later merge come out wrong. A rollout or a validation
-    before the first training step is enough. This turns that kernel off; other devices are not
-    affected.
+    nothing unpacks them: gradients and a later merge are wrong. A rollout or a validation before
+    the first training step is enough. This turns that kernel off; other devices are not affected.
     """
     for module in model.modules():
         if isinstance(module, bnb.nn.Linear4bit):
@@ -143,13 +149,13 @@ def keep_nf4_trainable(model: torch.nn.Module) -> None:
 
 
 def keep_one_input_hook(model: PreTrainedModel) -> None:
-    """Keep the hooks on the embedding from piling up while a run goes on.
+    """Keep the hooks on the embedding from accumulating during a run.
 
     TRL 1.16 turns gradient checkpointing off and on again around each sampling and each scoring
     (models/utils.py:154 and 397-414), and `enable_input_require_grads` (transformers 5.23,
-    modeling_utils.py:2137) registers a new hook each time and forgets the one before. Two more
-    hooks a step then run at every forward: after a thousand steps a token of the tiny model takes
-    twice as long.
+    modeling_utils.py:2137) registers a new hook each time without removing the one before. Every
+    step then adds two hooks that run at every forward: after a thousand steps, the tiny model takes
+    twice as long per token.
     """
     enable = model.enable_input_require_grads
 
@@ -165,7 +171,7 @@ def keep_trainable_in_fp32(model: torch.nn.Module) -> None:
 
     TRL 1.16 (grpo_trainer.py:537-541) casts the adapter of a quantised model to bf16, and the
     optimizer then steps on bf16 weights: an update below 1/256 of a weight is rounded away, so at
-    a learning rate of 1e-6 about 1 % of the elements move. fp32 costs 4 bytes a parameter, some
+    a learning rate of 1e-6 about 1 % of the elements move. fp32 costs 4 bytes per parameter, about
     80 MB for rank 8 on an 8B model.
     """
     for parameter in model.parameters():
@@ -174,7 +180,7 @@ def keep_trainable_in_fp32(model: torch.nn.Module) -> None:
 
 
 def count_parameters(model: torch.nn.Module) -> tuple[int, int]:
-    """Count (trainable, all) parameters; a 4-bit weight counts as the weights that it stores."""
+    """Count the (trainable, all) parameters; packed 4-bit weights are counted one by one."""
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(
         p.numel() * (2 * p.element_size() if isinstance(p, bnb.nn.Params4bit) else 1)
@@ -184,7 +190,7 @@ def count_parameters(model: torch.nn.Module) -> tuple[int, int]:
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Token ids that end a completion: the tokenizer's, and the model's where it lists more."""
+    """Collect the token ids that end a completion, from the tokenizer and the model's config."""
     listed = model.generation_config.eos_token_id
     ids = set(listed if isinstance(listed, list) else [listed]) | {tokenizer.eos_token_id}
     return {int(token) for token in ids if token is not None}

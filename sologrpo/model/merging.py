@@ -32,10 +32,15 @@ from sologrpo.model.loading import end_token_ids, pick_dtype
 
 
 def check_adapter(adapter: Path, base_name: str | None) -> dict[str, Any]:
-    """Read the adapter's config and compare its base model's name with the one at hand.
+    """Read an adapter's config, and check that it fits the base model.
+
+    Args:
+        adapter: folder of the adapter.
+        base_name: name or path of the base model; None for the adapter's own.
 
     Raises:
-        InputError: if there is no adapter, it is pickled, or it was made for another base model.
+        InputError: if the folder has no adapter, or one that is pickled or made for another base
+            model.
     """
     path = adapter / ADAPTER_CONFIG
     if not path.is_file():
@@ -58,7 +63,7 @@ def check_adapter(adapter: Path, base_name: str | None) -> dict[str, Any]:
     return config
 
 
-def dequantised(model: PreTrainedModel) -> PreTrainedModel:
+def dequantize(model: PreTrainedModel) -> PreTrainedModel:
     """Convert a 4-bit model to an unquantised one with the same, rounded, weights.
 
     An adapter trained on NF4 weights fits those rounded weights: merged into them it gives the

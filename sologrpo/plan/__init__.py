@@ -1,4 +1,4 @@
-"""The plan of a run: memory, warnings, the rewards tried, the machine checked."""
+"""Plan a run: its memory and likely problems; check its rewards and the machine."""
 
 from sologrpo.plan.plan import print_plan
 

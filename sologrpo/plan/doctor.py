@@ -1,8 +1,8 @@
 """Check whether this machine can train: `sologrpo doctor`, or `make doctor` in a checkout.
 
-One line for each thing that a run needs or can use: `ok`, `warning` (a run works, but not as well,
-or not every recipe) or `error` (it will not work), and then how to mend it. Exits with 1 if there
-is an error. Nothing is changed, and no token is shown.
+Prints one line per requirement: `ok`, `warning` (training works, but slower or not with every
+recipe) or `error` (it does not work), and how to fix it. Exits with 1 if there is an error. Changes
+nothing and shows no token.
 """
 
 import os
@@ -28,26 +28,32 @@ from sologrpo.errors import one_line_errors
 Status = Literal["ok", "warning", "error"]
 
 MIN_PYTHON = (3, 11)
-# What the quickstart needs: its model and two copies of it, two checkpoints, the report.
+# For the quickstart: its model and two copies of it, two checkpoints, the report.
 MIN_FREE_MEMORY = 8 * 2**30
 MIN_FREE_DISK = 5 * 2**30
 # A 4-bit 8B model in training, docs/configuration.md; below it only smaller models fit.
 COMFORTABLE_GPU = 15 * 2**30
-TESTED = "trl"  # whose private methods are overridden: its range of versions is closed
+TESTED = "trl"  # its private methods are overridden, so its range of versions is closed
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found, and what to do about it."""
+    """Result of one check.
+
+    Attributes:
+        status: ok, warning or error.
+        text: what was found.
+        fix: what to do about it.
+    """
 
     status: Status
     text: str
-    mend: str = ""
+    fix: str = ""
 
 
 def check_python() -> Finding:
-    """The interpreter, and whether it is one of its own environment."""
+    """Check the version of Python."""
     text = f"{platform.python_version()}, {sys.prefix}"
     if sys.version_info < MIN_PYTHON:
         wanted = ".".join(map(str, MIN_PYTHON))
@@ -56,7 +62,7 @@ def check_python() -> Finding:
 
 
 def check_packages() -> Finding:
-    """The installed versions against those that `pyproject.toml` asks for."""
+    """Check the installed versions against the package's requirements."""
     wrong = []
     for requirement in map(Requirement, metadata.requires("sologrpo") or []):
         if requirement.marker is not None:  # of an extra
@@ -74,7 +80,7 @@ def check_packages() -> Finding:
 
 
 def check_torch() -> Finding:
-    """PyTorch and the device that it sees."""
+    """Check PyTorch and its device."""
     import torch
 
     from sologrpo.device import describe_device, fast_dtype
@@ -84,22 +90,22 @@ def check_torch() -> Finding:
     if not torch.cuda.is_available():
         if shutil.which("nvidia-smi") is not None:
             return Finding(
-                "error", f"{text}, though there is an NVIDIA driver",
-                "install a CUDA build of torch that fits the driver: https://pytorch.org",
+                "error", f"{text}, although an NVIDIA driver is installed",
+                "install a CUDA build of torch that supports the driver: https://pytorch.org",
             )  # fmt: skip
-        return Finding("warning", text, "the quickstart runs here; larger models want a GPU")
+        return Finding("warning", text, "the quickstart runs here; larger models need a GPU")
     total = torch.cuda.get_device_properties(0).total_memory
     free, _ = torch.cuda.mem_get_info(0)
     text += f", {_gib(free)} free"
     if free < 0.9 * total:
-        return Finding("warning", text, "something else holds GPU memory: nvidia-smi names it")
+        return Finding("warning", text, "another process holds GPU memory: nvidia-smi lists it")
     if total < COMFORTABLE_GPU:
-        return Finding("warning", text, "take a model of 3B or less, in 4 bits")
+        return Finding("warning", text, "use a model of 3B or less, in 4 bits")
     return Finding("ok", text)
 
 
 def check_bitsandbytes() -> Finding:
-    """A matrix product with NF4 weights on this device, beside the one with whole numbers."""
+    """Check a matrix product with NF4 weights against the same in fp32."""
     import torch
     from bitsandbytes.nn import Linear4bit, Params4bit
 
@@ -112,41 +118,45 @@ def check_bitsandbytes() -> Finding:
     error = float((layer.to(device)(x) - expected).norm() / expected.norm())
     text = f"{metadata.version('bitsandbytes')}, NF4 product on {device} {error:.0%} off"
     if error > 0.2:  # rounding normal weights to four bits costs about a tenth
-        return Finding("error", text, "load_in_4bit: false, or another bitsandbytes")
+        return Finding("error", text, "load_in_4bit: false, or another version of bitsandbytes")
     return Finding("ok", text)
 
 
 def check_memory() -> Finding:
-    """Main memory."""
+    """Check the free main memory."""
     memory = psutil.virtual_memory()
     text = f"{_gib(memory.available)} of {_gib(memory.total)} free"
     if memory.available < MIN_FREE_MEMORY:
         return Finding(
-            "warning", text, f"the quickstart wants {_gib(MIN_FREE_MEMORY)}: close something"
+            "warning", text, f"the quickstart needs {_gib(MIN_FREE_MEMORY)}: close other programs"
         )
     return Finding("ok", text)
 
 
 def check_disk(folder: Path) -> Finding:
-    """The disk under the folder in which runs are made."""
+    """Check the disk that runs are written to.
+
+    Args:
+        folder: on that disk.
+    """
     free = shutil.disk_usage(folder).free
     text = f"{_gib(free)} free under {folder}"
     if free < MIN_FREE_DISK:
-        return Finding("warning", text, "free some, or choose another disk with --output_dir")
+        return Finding("warning", text, "make room, or choose another disk with --output_dir")
     if not os.access(folder, os.W_OK):
         return Finding("error", f"{folder} cannot be written to", "start from another folder")
     return Finding("ok", text)
 
 
 def check_hub() -> Finding:
-    """Whether there is a Hub token, and whom it belongs to."""
+    """Check the Hub token and its owner."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
     if huggingface_hub.get_token() is None:
-        return Finding("ok", "no token; needed for gated models and to push: hf auth login")
+        return Finding("ok", "no token; needed for gated models and to push (hf auth login)")
     if huggingface_hub.constants.HF_HUB_OFFLINE:
-        return Finding("ok", "a token is there; HF_HUB_OFFLINE is set, not asked whose")
+        return Finding("ok", "token found; not checked, because HF_HUB_OFFLINE is set")
     try:
         name = huggingface_hub.whoami()["name"]
     except HfHubHTTPError as error:
@@ -159,24 +169,24 @@ def check_hub() -> Finding:
 
 
 def check_wandb() -> Finding:
-    """Whether W&B has a key; nothing is sent."""
+    """Check the key of W&B, without sending anything."""
     import wandb
 
     if os.environ.get("WANDB_MODE") in ("offline", "disabled"):
         return Finding("ok", f"WANDB_MODE is {os.environ['WANDB_MODE']}")
     if wandb.login(prompt=False):
-        return Finding("ok", "a key is there")
-    return Finding("ok", "no key; needed for report_to: wandb only: wandb login")
+        return Finding("ok", "key found")
+    return Finding("ok", "no key; needed for report_to: wandb only (wandb login)")
 
 
 def check_vllm() -> Finding:
-    """Whether vLLM is there, in a version that TRL works with."""
+    """Check that the version of vLLM, if it is installed, works with TRL."""
     import warnings
 
     from trl.import_utils import is_vllm_available
 
     if find_spec("vllm") is None:
-        return Finding("ok", "not installed; only use_vllm and --engine vllm want it")
+        return Finding("ok", "not installed; needed for use_vllm and --engine vllm only")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         is_vllm_available()
@@ -200,7 +210,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
 
 
 def examine(check: Callable[[], Finding]) -> Finding:
-    """What a check found; one that breaks off is an error too, and hides no other."""
+    """Run a check; an exception is an error and does not stop the other checks."""
     try:
         return check()
     except Exception as error:
@@ -210,7 +220,11 @@ def examine(check: Callable[[], Finding]) -> Finding:
 
 @one_line_errors
 def main(argv: Sequence[str]) -> None:
-    """Print what each check finds; exit with 1 if one of them is an error."""
+    """Print the result of each check; exit with 1 if one of them is an error.
+
+    Args:
+        argv: no options but `--help`.
+    """
     Parser(
         prog="sologrpo doctor",
         description=__doc__,
@@ -225,8 +239,8 @@ def main(argv: Sequence[str]) -> None:
         colour = COLOURS[found.status]
         console.print(f"{name:<13}[{colour}]{found.status:<8}[/]", end="", highlight=False)
         print_line(console, found.text)
-        if found.mend:
-            print_line(console, f"{'':21}-> {found.mend}")
+        if found.fix:
+            print_line(console, f"{'':21}-> {found.fix}")
     if "error" in statuses:
         sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""How large a run is, computed from the model's config alone: nothing is loaded."""
+"""Compute the size of a policy from the model's config, without loading weights."""
 
 import math
 import shutil
@@ -18,14 +18,14 @@ from sologrpo.model.loading import cannot_load, pick_dtype
 from sologrpo.model.merging import merged_bytes
 from sologrpo.sampling.sampler import bytes_of_row
 
-# NF4 (bitsandbytes): half a byte a weight, an fp32 scale for every 64 weights; with double
-# quantisation that scale is one byte, and an fp32 one for every 256 of those.
+# NF4 (bitsandbytes): half a byte per weight, and an fp32 scale for every 64 weights. With double
+# quantisation the scale takes one byte, and an fp32 one is added for every 256 of those.
 NF4_BLOCK, NF4_NESTED_BLOCK = 64, 256
 FP32 = 4
 ADAM_MOMENTS = 2
-TOKENIZER_BYTES = 12 * 2**20  # of a checkpoint; Llama 3's, others are smaller
-# Tokens for which activations are counted: so few that attention scores, which the kernels that
-# run do not keep, weigh nothing beside the rest.
+TOKENIZER_BYTES = 12 * 2**20  # in a checkpoint; Llama 3's, others are smaller
+# Tokens for which activations are counted: few, so that attention scores, which the kernels used in
+# training do not keep, are negligible.
 PROBE_TOKENS = 8
 
 
@@ -40,15 +40,15 @@ class Footprint:
         adapter_bytes: adapter, its gradient and Adam's two moments, all in fp32.
         checkpoint_bytes: one `checkpoint-N/`.
         merged_bytes: a copy of the weights with the adapter merged in, for sampling.
-        sampled_token_bytes: keys and values of a token, while completions are sampled.
-        trained_token_bytes: activations of a token that all layers keep for the backward pass.
-        layer_token_bytes: those of one layer alone.
-        checkpointed_token_bytes: what gradient checkpointing keeps of a token: each layer's input.
+        sampled_token_bytes: keys and values per token, during sampling.
+        trained_token_bytes: activations per token that all layers keep for the backward pass.
+        layer_token_bytes: the same for one layer.
+        checkpointed_token_bytes: kept per token by gradient checkpointing: each layer's input.
         layers: decoder layers.
         hidden_size: width of the model.
-        number_bytes: of a number in the dtype that is computed in.
+        number_bytes: bytes per number in the compute dtype.
         vocabulary: entries of the LM head.
-        context: tokens that the model was made for; None if its config does not say.
+        context: tokens that the model was trained for; None if its config has no entry for it.
     """
 
     total: int
@@ -69,10 +69,14 @@ class Footprint:
 
 
 def footprint(model_args: ModelConfig, trust_remote_code: bool = False) -> Footprint:
-    """Count a model that is built without its weights.
+    """Compute the sizes of a model that is built without its weights.
+
+    Args:
+        model_args: name, dtype, quantisation and adapter.
+        trust_remote_code: whether to run the model's own code.
 
     Raises:
-        InputError: if there is no config of such a model.
+        InputError: if the model has no readable config.
     """
     dtype = pick_dtype(model_args.dtype)
     model = _without_weights(model_args, dtype, trust_remote_code)
@@ -89,7 +93,7 @@ def footprint(model_args: ModelConfig, trust_remote_code: bool = False) -> Footp
             policy = get_peft_model(model, peft_config, autocast_adapter_dtype=False).to(dtype)
     trainable = sum(p.numel() for p in policy.parameters() if p.requires_grad)
     activations = _activation_bytes(policy)
-    # The rest is the embedding's output and the last norm; little, and counted with the layers.
+    # The rest, the embedding's output and the last norm, is small and counted with the layers.
     layer = activations // (PROBE_TOKENS * config.num_hidden_layers)
     return Footprint(
         total=total,
@@ -129,7 +133,7 @@ def _without_weights(
 
 
 def _activation_bytes(policy: PreTrainedModel | PeftModel) -> int:
-    """What the layers keep of `PROBE_TOKENS` for the backward pass; nothing is computed."""
+    """Measure what the layers keep of `PROBE_TOKENS` for the backward pass, on the meta device."""
     weights = {p.untyped_storage()._cdata for p in policy.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -148,7 +152,7 @@ def _activation_bytes(policy: PreTrainedModel | PeftModel) -> int:
 
 
 def _quantised(model: torch.nn.Module) -> int:
-    """Weights that bitsandbytes quantises: those of linear layers, but for the LM head."""
+    """Count the weights that bitsandbytes quantises: linear layers without the LM head."""
     kept = BitsAndBytesConfig(load_in_4bit=True).llm_int8_skip_modules or ["lm_head"]
     return sum(
         module.weight.numel()
@@ -163,20 +167,26 @@ def _nf4_bytes(nested: bool) -> float:
 
 
 def disk_bytes(args: SoloGRPOConfig, size: Footprint, steps: int) -> int:
-    """What the run writes at most at one time: its checkpoints, and the adapter."""
+    """Return the most bytes that a run keeps on disk: its checkpoints, and the adapter.
+
+    Args:
+        args: when to save, and how many checkpoints to keep.
+        size: of the policy.
+        steps: optimizer steps of the run.
+    """
     if args.save_strategy == "no":
         saved = 0
     else:
         every = args.save_steps if args.save_strategy == "steps" else steps
         saved = max(1, math.ceil(steps / every))
-    # The newest is written before the oldest is removed; the best one may be kept beside them.
+    # The newest is written before the oldest is removed; the best one may be kept in addition.
     limit = args.save_total_limit
     kept = saved if limit is None else min(saved, limit + 1 + args.load_best_model_at_end)
     return kept * size.checkpoint_bytes + size.trainable * FP32
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """Free space of the disk that a folder is or will be on."""
+    """Return the free bytes of the disk that a folder is or will be on."""
     existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents)
                     if parent.exists())  # fmt: skip
     return shutil.disk_usage(existing).free

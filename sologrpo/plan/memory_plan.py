@@ -1,6 +1,6 @@
-"""Memory that a run will need, by part, and what to change where it is more than there is.
+"""Estimate the memory of a run by component, and how to fix a shortage.
 
-Computed from the model's config and the run's settings; docs/memory.md sets it beside measurements.
+Computed from the model's config and the run's settings. docs/memory.md has measurements next to it.
 """
 
 from collections.abc import Sequence
@@ -14,31 +14,31 @@ from sologrpo.plan.footprint import FP32, Footprint
 from sologrpo.sampling.sampler import FREE_SHARE, LOGIT_BYTES
 from sologrpo.training.packing import SharedPrompts, pack_by_tokens, padded_tokens
 
-# trl/kernels/chunked_logprob.py:254-298 (1.16): the LM head's logits are never whole, and a tile is
-# computed in place by a Triton kernel. Without Triton the backward pass holds seven copies of it
-# in fp32 (logits twice, log-probs, probabilities, the gradient, and two on the way to it) and a
-# mask of one byte.
+# trl/kernels/chunked_logprob.py:254-298 (1.16): the LM head's logits are computed in tiles, each in
+# place by a Triton kernel. Without Triton the backward pass holds seven copies of a tile in fp32
+# (logits twice, log-probs, probabilities, the gradient and two of its intermediates) and a mask of
+# one byte.
 COPIES_OF_TILE = 7 + 1 / FP32
 
-# A process on a CPU takes up to so many times its tensors (docs/memory.md): glibc is told to keep
-# what is freed, and the holes in it count.
+# A process on a CPU takes up to this many times the size of its tensors (docs/memory.md): glibc
+# keeps freed memory, and fragmentation adds to it.
 CPU_PROCESS = 2.5
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of the parts. Sampling and training follow each other, and only one is held at a time.
+    """Bytes by component. Sampling and training take turns, so only one of them is held at a time.
 
     Attributes:
         weights: frozen weights.
         adapter: adapter, gradient and optimizer.
-        merged: copy of the weights for sampling; left out by itself where it does not fit.
-        cache: keys, values and logits of all completions of a generation batch; sampled in several
-            batches where it does not fit.
+        merged: copy of the weights for sampling; not made where it does not fit.
+        cache: keys, values and logits of all completions of a generation batch, which is sampled
+            in several batches where they do not fit.
         trained_tokens: tokens of the largest forward-backward pass.
-        activations: what the layers keep of them for the backward pass.
-        layer: what the backward pass of one layer adds.
-        logits: what the backward pass of the LM head adds; it comes before those of the layers.
+        activations: kept by the layers for the backward pass.
+        layer: added by the backward pass of one layer.
+        logits: added by the backward pass of the LM head, which comes before those of the layers.
     """
 
     weights: int
@@ -52,21 +52,25 @@ class MemoryPlan:
 
     @property
     def held(self) -> int:
-        """Bytes from the first step to the last."""
+        """Bytes held throughout the run."""
         return self.weights + self.adapter
 
     @property
     def training(self) -> int:
-        """Bytes of a forward-backward pass."""
+        """Bytes added by a forward-backward pass."""
         return self.activations + max(self.layer, self.logits)
 
     @property
     def needed(self) -> int:
-        """Bytes below which the run cannot work: sampling does with what is left."""
+        """Bytes that the run cannot do without; sampling adapts to what is left."""
         return self.held + self.training
 
     def peak(self, free: int) -> int:
-        """Bytes at the highest point of a step, if so many are free before the run."""
+        """Return the highest use of memory in a step, in bytes.
+
+        Args:
+            free: bytes before the run.
+        """
         left = max(0, free - self.held)
         merged = self.merged if self.merged <= FREE_SHARE * left else 0
         cache = min(self.cache, int(FREE_SHARE * (left - merged)))
@@ -76,23 +80,23 @@ class MemoryPlan:
 def plan_memory(
     size: Footprint, args: SoloGRPOConfig, prompt_lengths: Sequence[int], *, on_gpu: bool
 ) -> MemoryPlan:
-    """Compute the parts for the longest prompts and completions that may occur.
+    """Estimate memory for the longest prompts and completions that can occur.
 
     Args:
         size: of the model.
         args: of the trainer.
-        prompt_lengths: tokens of the prompts.
-        on_gpu: whether it trains on one, where Triton's kernels run.
+        prompt_lengths: tokens of each prompt.
+        on_gpu: whether the run trains on a GPU, where Triton's kernels run.
     """
     prompt_T, completion_T = max(prompt_lengths), args.max_completion_length
     sampled = args.per_device_train_batch_size * args.steps_per_generation
     rows, N, L = _largest_pass(size, args, prompt_T, completion_T)
     if args.gradient_checkpointing:
-        # The backward pass computes a layer again, and holds its gradients beside its activations.
+        # The backward pass computes a layer again, and holds its gradients and its activations.
         kept, passing, masks = size.checkpointed_token_bytes, 2 * size.layer_token_bytes, 0
     else:
         kept, passing, masks = size.trained_token_bytes, size.layer_token_bytes, size.layers
-    # Attention turns the mask into numbers, in every layer anew.
+    # Attention converts the mask to the compute dtype in every layer.
     mask = N * L**2 * size.number_bytes
     scored = min(rows * completion_T, TOKEN_CHUNK_SIZE)  # the LM head sees completions only
     logits = scored * _CHUNKED_LOGPROB_CHUNK_SIZE * size.number_bytes
@@ -115,7 +119,7 @@ def plan_memory(
 def _largest_pass(
     size: Footprint, args: SoloGRPOConfig, prompt_T: int, completion_T: int
 ) -> tuple[int, int, int]:
-    """Rows of the largest pass over an optimizer step, its sequences, and their length."""
+    """Return rows, sequences (N) and sequence length (L) of the largest pass of a step."""
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
     lengths = [(prompt_T, completion_T)] * rows
     shared = None
@@ -130,12 +134,24 @@ def _largest_pass(
     return len(batch), N, prompt_T + G * completion_T
 
 
-def memory_mend(plan: MemoryPlan, free: int, args: SoloGRPOConfig, four_bit: bool) -> str | None:
-    """Say which setting to change for the run to fit into the free memory; None where it does."""
+def memory_fix(plan: MemoryPlan, free: int, args: SoloGRPOConfig, four_bit: bool) -> str | None:
+    """Name the setting to change so that a run fits into memory.
+
+    Args:
+        plan: of the run.
+        free: bytes that tensors can take.
+        args: of the trainer.
+        four_bit: whether the weights are quantised.
+
+    Returns:
+        The change, or None if the run fits.
+    """
     if plan.needed <= free:
         return None
     if plan.held > FREE_SHARE * free:
-        return "take a smaller model" if four_bit else "set load_in_4bit: true, or a smaller model"
+        return (
+            "use a smaller model" if four_bit else "set load_in_4bit: true, or use a smaller model"
+        )
     if not args.gradient_checkpointing:
         return "set gradient_checkpointing: true"
     token = plan.training / plan.trained_tokens

@@ -1,7 +1,8 @@
-"""The plan of a run, printed before anything is loaded that costs time."""
+"""Print the plan of a run before anything is loaded that takes time."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,8 +11,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
 
-from rewards import Reward, parse_gold
-from rewards.checking import reward_name
+from rewards import Reward, parse_gold, reward_name
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import COMMAND_LINE, PROJECT, origins
 from sologrpo.config.schedule import (
@@ -24,11 +24,12 @@ from sologrpo.console import print_line, print_warning
 from sologrpo.data.dataset import describe_lengths, prompt_lengths, render_prompt
 from sologrpo.device import describe_device, one_device
 from sologrpo.errors import InputError
-from sologrpo.model.loading import pick_dtype
+from sologrpo.model.loading import dtype_name, pick_dtype
 from sologrpo.model.memory import free_bytes
 from sologrpo.plan.footprint import Footprint, disk_bytes, footprint, free_disk_bytes
-from sologrpo.plan.memory_plan import CPU_PROCESS, memory_mend, plan_memory
-from sologrpo.plan.reward_check import Bench, Trial, render, solution_of
+from sologrpo.plan.memory_plan import CPU_PROCESS, MemoryPlan, memory_fix, plan_memory
+from sologrpo.plan.reward_check import aligned
+from sologrpo.plan.trials import Bench, Trial, render, solution_of
 from sologrpo.plan.warnings import suspicious_settings
 from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.training.run_directory import resolved_config
@@ -43,10 +44,19 @@ def print_plan(
     tokenizer: PreTrainedTokenizerBase,
     rewards: Sequence[Reward] = (),
 ) -> None:
-    """Print what will run, the batch arithmetic spelled out, and what looks wrong.
+    """Print the plan of a run, with the batch arithmetic spelled out, and its likely problems.
 
-    A dry run prints also where the settings come from, one rendered prompt, and what the rewards
-    say of a made-up right and wrong answer to it.
+    A dry run also prints the origin of each setting, one rendered prompt, and the scores of a
+    made-up right and wrong answer to it.
+
+    Args:
+        console: to print on.
+        run: data, prompt and rewards.
+        args: of the trainer.
+        model: to train.
+        train_dataset: rows with their `prompt`.
+        tokenizer: of the model.
+        rewards: as loaded; scored in a dry run.
 
     Raises:
         InputError: if the data does not fill one generation batch, or a prompt is longer than the
@@ -54,53 +64,11 @@ def print_plan(
     """
     check_fills_a_batch(args, len(train_dataset))
     steps = optimizer_steps(args, len(train_dataset))
-    size = footprint(model, args.trust_remote_code)
-    needed, free = disk_bytes(args, size, steps), free_disk_bytes(Path(args.output_dir))
     lengths = prompt_lengths(train_dataset, tokenizer)
-    device = torch.device(one_device())
-    free_memory = free_bytes(device)
-    on_gpu = device.type == "cuda"
-    memory = plan_memory(size, args, lengths, on_gpu=on_gpu)
-    as_process = "" if on_gpu else f" (the process up to {CPU_PROCESS} times that)"
-    free_for_tensors = free_memory if on_gpu else int(free_memory / CPU_PROCESS)
-    lines = [
-        *plan_lines(run, args, model, lengths, size),
-        ("memory", f"about {_gib(memory.peak(free_memory))}{as_process}, "
-                   f"{_gib(free_memory)} free: "
-                   f"weights and adapter {_gib(memory.held)}, "
-                   f"sampling {_gib(memory.merged + memory.cache)}, "
-                   f"training {_gib(memory.training)}"),
-        ("run", f"{steps} optimizer steps, {describe_tokens(args, steps)}, {args.output_dir}"),
-        ("disk", f"{_gib(needed)} of {_gib(free)} free"),
-    ]  # fmt: skip
-    if size.context is not None and max(lengths) >= size.context:
-        raise InputError(
-            f"a prompt of {max(lengths)} tokens is longer than the model's context of "
-            f"{size.context}: leave such rows out with max_prompt_tokens"
-        )
-    for name, text in lines:
+    needs = compute_needs(args, model, lengths, steps)
+    for name, text in plan_lines(run, args, model, lengths, needs):
         print_line(console, f"{name:<8} {text}")
-    if needed > free:
-        print_warning(
-            console,
-            f"the run writes {_gib(needed)}, and the disk has {_gib(free)} free: lower "
-            "save_total_limit, or take another output_dir",
-        )
-    mend = memory_mend(memory, free_for_tensors, args, bool(model.load_in_4bit))
-    if mend is not None:
-        print_warning(
-            console,
-            f"the run needs about {_gib(memory.needed)} of memory{as_process}, and "
-            f"{_gib(free_memory)} are free: {mend}",
-        )
-    if size.context is not None and max(lengths) + args.max_completion_length > size.context:
-        print_warning(
-            console,
-            f"the longest prompt has {max(lengths)} tokens, and with max_completion_length "
-            f"{args.max_completion_length} a row goes beyond the model's context of "
-            f"{size.context}, for which it was not trained",
-        )
-    for text in suspicious_settings(run, args, steps, tokenizer):
+    for text in (*shortages(needs, args, model), *suspicious_settings(run, args, steps, tokenizer)):
         print_warning(console, text)
     if run.dry_run:
         print_line(console, "\nsettings, and where they come from:")
@@ -108,20 +76,157 @@ def print_plan(
             print_line(console, line)
         print_line(console, "\nfirst prompt, as the model sees it:")
         print_line(console, render_prompt(train_dataset[0]["prompt"], tokenizer))
-        print_line(console, "\nwhat the rewards say of made-up answers to it:")
+        print_line(console, "\nscores of made-up answers to it:")
         for line in score_lines(run, args, train_dataset.select([0]), tokenizer, rewards):
             print_line(console, line)
 
 
+@dataclass(frozen=True)
+class Needs:
+    """Memory and disk that a run needs, and what is free.
+
+    Attributes:
+        steps: optimizer steps.
+        longest_prompt: in tokens.
+        size: of the policy.
+        memory: of a step, by component.
+        free_memory: bytes on the device.
+        on_gpu: whether the device is a GPU.
+        disk: bytes that the run writes.
+        free_disk: bytes under its output directory.
+    """
+
+    steps: int
+    longest_prompt: int
+    size: Footprint
+    memory: MemoryPlan
+    free_memory: int
+    on_gpu: bool
+    disk: int
+    free_disk: int
+
+    @property
+    def overhead(self) -> str:
+        """Note that a process on a CPU takes more memory than its tensors."""
+        return "" if self.on_gpu else f" (the process up to {CPU_PROCESS} times that)"
+
+    @property
+    def free_for_tensors(self) -> int:
+        """Bytes of the free memory that tensors can take."""
+        return self.free_memory if self.on_gpu else int(self.free_memory / CPU_PROCESS)
+
+
+def compute_needs(
+    args: SoloGRPOConfig, model: ModelConfig, lengths: Sequence[int], steps: int
+) -> Needs:
+    """Compute the needs of a run from the model's config.
+
+    Args:
+        args: of the trainer.
+        model: to train.
+        lengths: tokens of each prompt.
+        steps: optimizer steps of the run.
+
+    Raises:
+        InputError: if there is no such model, or a prompt is longer than its context.
+    """
+    size = footprint(model, args.trust_remote_code)
+    longest = max(lengths)
+    if size.context is not None and longest >= size.context:
+        raise InputError(
+            f"a prompt of {longest} tokens is longer than the model's context of {size.context}: "
+            "leave such rows out with max_prompt_tokens"
+        )
+    device = torch.device(one_device())
+    on_gpu = device.type == "cuda"
+    return Needs(
+        steps=steps,
+        longest_prompt=longest,
+        size=size,
+        memory=plan_memory(size, args, lengths, on_gpu=on_gpu),
+        free_memory=free_bytes(device),
+        on_gpu=on_gpu,
+        disk=disk_bytes(args, size, steps),
+        free_disk=free_disk_bytes(Path(args.output_dir)),
+    )
+
+
+def plan_lines(
+    run: RunArguments,
+    args: SoloGRPOConfig,
+    model: ModelConfig,
+    lengths: Sequence[int],
+    needs: Needs,
+) -> list[tuple[str, str]]:
+    """Describe a run in (label, text) pairs.
+
+    Args:
+        run: data and rewards.
+        args: of the trainer.
+        model: to train.
+        lengths: tokens of each prompt.
+        needs: of the run.
+    """
+    size, memory = needs.size, needs.memory
+    quantised = "4-bit NF4" if model.load_in_4bit else "not quantised"
+    peak = memory.peak(needs.free_memory)
+    return [
+        ("device", f"{describe_device()}, {dtype_name(pick_dtype(model.dtype))}"),
+        ("model", f"{model.model_name_or_path}, {size.total / 1e6:,.0f}M parameters, {quantised}, "
+                  f"{_gib(size.weights_bytes)}"),
+        ("adapter", f"LoRA r {model.lora_r}, {size.trainable / 1e6:,.1f}M parameters "
+                    f"({size.trainable / size.total:.1%}), {_gib(size.adapter_bytes)} with "
+                    "gradient and optimizer"),
+        ("data", f"{run.dataset_name}: {len(lengths)} prompts, {describe_lengths(lengths)}"),
+        ("rewards", ", ".join(str(reward) for reward in run.rewards)),
+        ("batch", batch_arithmetic(args)),
+        ("memory", f"about {_gib(peak)}{needs.overhead}, {_gib(needs.free_memory)} free: "
+                   f"weights and adapter {_gib(memory.held)}, "
+                   f"sampling {_gib(memory.merged + memory.cache)}, "
+                   f"training {_gib(memory.training)}"),
+        ("run", f"{needs.steps} optimizer steps, {describe_tokens(args, needs.steps)}, "
+                f"{args.output_dir}"),
+        ("disk", f"{_gib(needs.disk)} of {_gib(needs.free_disk)} free"),
+    ]  # fmt: skip
+
+
 def describe_tokens(args: SoloGRPOConfig, steps: int) -> str:
-    """Completions of the whole run, and their tokens if each is as long as it may be."""
+    """Count the completions of a run, and their tokens if each has the greatest length."""
     completions = math.ceil(steps / args.num_iterations) * completions_of_a_step(args)
     tokens = completions * args.max_completion_length
     return f"{completions:,} completions, at most {tokens:,} tokens"
 
 
+def shortages(needs: Needs, args: SoloGRPOConfig, model: ModelConfig) -> Iterator[str]:
+    """Warn where disk, memory or context are too small for a run, each with a fix.
+
+    Args:
+        needs: of the run.
+        args: of the trainer.
+        model: to train.
+    """
+    if needs.disk > needs.free_disk:
+        yield (
+            f"the run writes {_gib(needs.disk)}, and the disk has {_gib(needs.free_disk)} free: "
+            "lower save_total_limit, or choose another output_dir"
+        )
+    fix = memory_fix(needs.memory, needs.free_for_tensors, args, bool(model.load_in_4bit))
+    if fix is not None:
+        yield (
+            f"the run needs about {_gib(needs.memory.needed)} of memory{needs.overhead}, and "
+            f"{_gib(needs.free_memory)} are free: {fix}"
+        )
+    context = needs.size.context
+    if context is not None and needs.longest_prompt + args.max_completion_length > context:
+        yield (
+            f"the longest prompt has {needs.longest_prompt} tokens, and with max_completion_length "
+            f"{args.max_completion_length} a row exceeds the {context} tokens of context that the "
+            "model was trained for: lower max_completion_length or max_prompt_tokens"
+        )
+
+
 def setting_lines(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> list[str]:
-    """A line for each setting that is not TRL's default: key, value, origin."""
+    """List the settings that are not TRL's defaults: key, value, origin."""
     values = resolved_config(run, args, model)  # with tokens masked
     found = [item for item in origins().items() if item[0] in values]
     width = max(len(key) for key, _ in found)
@@ -129,7 +234,7 @@ def setting_lines(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -
         f"{key:<{width}}  {_short(str(values[key]), 40):<40}  {origin}"
         for key, origin in sorted(found, key=_by_precedence)
     ]
-    return [*lines, "everything else is TRL's default; config.yaml of a run names it all"]
+    return [*lines, "all else is TRL's default; config.yaml in the run directory lists it"]
 
 
 def _by_precedence(setting: tuple[str, str]) -> tuple[bool, bool, str]:
@@ -148,10 +253,17 @@ def score_lines(
     tokenizer: PreTrainedTokenizerBase,
     rewards: Sequence[Reward],
 ) -> list[str]:
-    """What each reward gives a right and a wrong completion of the first row, and their sum.
+    """Tabulate the scores of a right and a wrong completion of the first row, and their sums.
+
+    Args:
+        run: names the prompt format.
+        args: of the trainer.
+        rows: one row.
+        tokenizer: of the model.
+        rewards: as loaded.
 
     Raises:
-        RewardError: if a reward raises, or returns what cannot be trained on.
+        RewardError: if a reward raises, or returns something that cannot be trained on.
     """
     answer, prompt_format = rows[0]["answer"], PROMPT_FORMATS[run.prompt_format]
     gold = parse_gold(answer)
@@ -170,46 +282,14 @@ def score_lines(
     ]
     names = ["", *map(reward_name, rewards), "weighted sum"]
     columns: list[Sequence[str | float | None]] = [list(texts), *scores, sums]
-    width = max(map(len, names))
-    return [
-        f"{name:<{width}}" + "".join(f"  {_cell(value):>9}" for value in values)
-        for name, values in zip(names, columns, strict=True)
-    ]
+    lines = [[name, *map(_cell, values), ""] for name, values in zip(names, columns, strict=True)]
+    return aligned(lines).splitlines()
 
 
 def _cell(value: str | float | None) -> str:
     if value is None:
         return "-"
     return value if isinstance(value, str) else f"{value:.2f}"
-
-
-def plan_lines(
-    run: RunArguments,
-    args: SoloGRPOConfig,
-    model: ModelConfig,
-    lengths: Sequence[int],
-    size: Footprint,
-) -> list[tuple[str, str]]:
-    """What the run is made of, as (label, text) pairs; `lengths` are the prompts' tokens."""
-    quantised = "4-bit NF4" if model.load_in_4bit else "not quantised"
-    dtype = str(pick_dtype(model.dtype)).removeprefix("torch.")
-    share = size.trainable / size.total
-    return [
-        ("device", f"{describe_device()}, {dtype}"),
-        (
-            "model",
-            f"{model.model_name_or_path}, {size.total / 1e6:,.0f}M parameters, {quantised}, "
-            f"{_gib(size.weights_bytes)}",
-        ),
-        (
-            "adapter",
-            f"LoRA r {model.lora_r}, {size.trainable / 1e6:,.1f}M parameters ({share:.1%}), "
-            f"{_gib(size.adapter_bytes)} with gradient and optimizer",
-        ),
-        ("data", f"{run.dataset_name}: {len(lengths)} prompts, {describe_lengths(lengths)}"),
-        ("rewards", ", ".join(str(reward) for reward in run.rewards)),
-        ("batch", batch_arithmetic(args)),
-    ]
 
 
 def _gib(size: float) -> str:

@@ -1,4 +1,4 @@
-"""Warnings about settings that are allowed and seldom meant."""
+"""Warn about settings that are allowed but seldom intended."""
 
 from collections.abc import Iterator
 
@@ -7,17 +7,17 @@ from transformers import PreTrainedTokenizerBase
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.prompts import PROMPT_FORMATS, load_worked_examples
 
-# Adapters of these recipes learn at 1e-5 to 5e-4; at ten times that nothing but a KL term holds
-# the policy near a model that can speak.
+# Adapters of these recipes learn at 1e-5 to 5e-4. At higher rates, only a KL term keeps the policy
+# close to a working model.
 HIGH_LEARNING_RATE = 1e-3
 LOW_TEMPERATURE = 0.5
-LONG_RUN = 20  # steps of which one would not want to lose all
+LONG_RUN = 20  # steps; a run of more should save before its end
 
 
 def suspicious_settings(
     run: RunArguments, args: SoloGRPOConfig, steps: int, tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[str]:
-    """Settings that are allowed and seldom meant, each with the reason and the mend.
+    """Warn about settings that are allowed but seldom intended, each with reason and fix.
 
     Args:
         run: prompt format and worked examples.
@@ -38,19 +38,19 @@ def suspicious_settings(
         )
     if args.beta == 0 and args.learning_rate >= HIGH_LEARNING_RATE:
         yield (
-            f"learning_rate {args.learning_rate:g} without a KL term can wreck the model in a few "
-            f"steps: at most 5e-4 has been tried here; or set beta 0.02"
+            f"learning_rate {args.learning_rate:g} without a KL term can ruin the model in a few "
+            "steps: use at most 5e-4, the highest that was tested, or set beta 0.02"
         )
     if args.temperature < LOW_TEMPERATURE:
         yield (
-            f"temperature {args.temperature:g}: completions of a group will be much alike, and "
-            "equal rewards teach nothing; 1.0 is usual"
+            f"temperature {args.temperature:g}: the completions of a group will be nearly equal, "
+            "and equal rewards teach nothing; 1.0 is usual"
         )
     longest = _longest_example(run, tokenizer)
     if longest > args.max_completion_length:
         yield (
-            f"the worked example has {longest} tokens, and a completion may have "
-            f"{args.max_completion_length}: what the prompt shows cannot be written; set "
+            f"the worked example has {longest} tokens, and a completion at most "
+            f"{args.max_completion_length}: the model cannot write what the prompt shows; set "
             f"max_completion_length {2 * longest} or more"
         )
     saves_nothing = args.save_strategy == "no" or (
@@ -58,7 +58,7 @@ def suspicious_settings(
     )
     if saves_nothing and steps > LONG_RUN:
         yield (
-            f"no checkpoint before step {steps}: a crash loses everything; set save_steps "
+            f"no checkpoint before step {steps}: a crash would lose everything; set save_steps "
             f"{max(1, steps // 10)}"
         )
 

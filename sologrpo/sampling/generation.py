@@ -11,6 +11,7 @@ from sologrpo.model.loading import end_token_ids
 from sologrpo.model.memory import TokenBudget
 from sologrpo.sampling.decoding import Request, can_generate_fast, generate_fast
 from sologrpo.sampling.stopping import StopStrings
+from sologrpo.scoring.records import END_TOKEN, LENGTH, STOP_STRING
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,12 @@ class Completion:
         text: decoded, without special tokens; nothing follows a stop string.
         token_count: tokens generated, including the end-of-text token, and the token that completes
             a stop string, even if `text` ends inside it.
-        truncated: the length limit was reached before an end-of-text token or a stop string.
+        stop_reason: `stop_string`, `end_token`, or `length` if it reached the limit before both.
     """
 
     text: str
     token_count: int
-    truncated: bool
+    stop_reason: str
 
 
 def generate_greedily(
@@ -51,7 +52,7 @@ def generate_greedily(
     Example:
         >>> ids = tokenizer(["1, 2, 3, 4,"])["input_ids"]
         >>> generate_greedily(model, tokenizer, ids, 32, stop_strings=["9"])
-        [Completion(text=' 5, 6, 7, 8, 9', token_count=14, truncated=False)]
+        [Completion(text=' 5, 6, 7, 8, 9', token_count=14, stop_reason='stop_string')]
     """
     config = greedy_config(model, tokenizer, max_new_tokens)
     batches = generate_in_batches(model, tokenizer, prompts, config, token_budget, stop_strings)
@@ -170,4 +171,5 @@ def completion_of(
     stop = stops.length(token_ids[:end])
     kept = token_ids[: end if stop is None else stop]
     text = stops.cut(tokenizer.decode(kept, skip_special_tokens=True))
-    return Completion(text=text, token_count=len(kept), truncated=end is None and stop is None)
+    ended = LENGTH if end is None else END_TOKEN
+    return Completion(text, len(kept), ended if stop is None else STOP_STRING)

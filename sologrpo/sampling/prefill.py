@@ -1,8 +1,8 @@
-"""Computing prompts once: the beginning that all prompts share, then the rest of each.
+"""Prefill: compute the beginning that all prompts share once, then the rest of each.
 
 With worked examples most of a prompt is the same in every row. The shared beginning is computed
-as one row, its key-value cache is handed to all prompts, and each goes on with its own question.
-Gradients, where wanted, flow back through the cache.
+as one row, its key-value cache is copied to all prompts, and each continues with its own question.
+Gradients, if enabled, flow back through the cache.
 
 Shapes: P distinct prompts, B rows, T tokens.
 """
@@ -17,13 +17,13 @@ from transformers import DynamicCache
 class Prefill:
     """Left-padded prompts in a key-value cache.
 
-    The padding of a row stands between the shared beginning and the row's own rest, so `mask`
-    differs from the tokenizer's, and positions must be given: rotary embeddings see distances.
+    The padding of a row is between the shared beginning and the rest of the row, so `mask` differs
+    from the tokenizer's, and positions must be given explicitly for rotary embeddings.
 
     Attributes:
-        cache: keys and values, one row a prompt.
+        cache: keys and values, one row per prompt.
         mask: (P, T), zero at padding.
-        next_position: (P,) position of the token that comes next.
+        next_position: (P,) position of the next token.
         logits: (P, V) next-token logits.
     """
 
@@ -33,7 +33,11 @@ class Prefill:
     logits: torch.Tensor
 
     def expand(self, prompt_of_row: torch.Tensor) -> "Prefill":
-        """One row for each index, (B,): the completions of a group start from the same prompt."""
+        """Copy prompts to rows: the completions of a group start from the same prompt.
+
+        Args:
+            prompt_of_row: (B,) index of each row's prompt.
+        """
         self.cache.batch_select_indices(prompt_of_row)
         return Prefill(
             self.cache,
@@ -49,7 +53,14 @@ def prefill(
     attention_mask: torch.Tensor,
     cache: DynamicCache,
 ) -> Prefill:
-    """Compute distinct left-padded prompts, (P, T), into the empty cache."""
+    """Compute distinct left-padded prompts.
+
+    Args:
+        model: any causal language model of transformers.
+        input_ids: (P, T).
+        attention_mask: (P, T).
+        cache: an empty one, which is filled.
+    """
     shared_T = shared_beginning(input_ids, attention_mask)
     lengths_P = attention_mask.sum(dim=1)
     if shared_T:
@@ -70,7 +81,7 @@ def prefill(
 
 
 def positions(mask: torch.Tensor) -> torch.Tensor:
-    """Position of every token, counting real tokens only; padding gets 0."""
+    """Compute the position of every token, counting real tokens only; padding gets 0."""
     return (mask.cumsum(dim=1) - 1).clamp(min=0)
 
 
@@ -83,7 +94,7 @@ def _mask_of_rest(attention_mask: torch.Tensor, shared_T: int) -> torch.Tensor:
 
 
 def shared_beginning(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> int:
-    """Count the tokens with which all prompts begin, leaving each at least one of its own."""
+    """Count the tokens that all prompts begin with, leaving each at least one separate token."""
     if input_ids.size(0) == 1:
         return 0
     lengths = attention_mask.sum(dim=1).tolist()

@@ -40,14 +40,14 @@ logger = logging.getLogger(__name__)
 
 ADAPTER, MERGED = SAMPLING_ENGINES
 
-# Nats a token, mean absolute difference between the log-probs of the engine and of the trainer.
+# Mean absolute difference between the log-probs of the engine and of the trainer, nats per token.
 # In bf16 with NF4 weights, SmolLM2-135M: 0.05 with the adapter unmerged, 0.07 with merged weights.
 # Weights that an adapter was not trained on, garbage and wrong log-probs give far more.
 MAX_GAP = 0.2
-TEST_TOKENS = 32  # of every row in the test
-TEST_ROWS = 16  # of the test's rows that the trainer scores
-FREE_SHARE = 0.8  # of the free memory that merged weights, or a key-value cache, may take
-LOGIT_BYTES = 32  # a vocabulary entry and row: logits, probabilities, and their sum in float64
+TEST_TOKENS = 32  # per row in the test
+TEST_ROWS = 16  # rows of the test that the trainer scores
+FREE_SHARE = 0.8  # of the free memory, for merged weights, and for a key-value cache
+LOGIT_BYTES = 32  # per vocabulary entry and row: logits, probabilities, and their sum in float64
 
 
 # (rows of prompts and completions, their mask, completion tokens T) -> (B, T) log-probs at the
@@ -84,6 +84,10 @@ class Sampler:
         half: dtype of mixed precision; None if there is none.
         token_budget: tokens (padding counted) of a batch; None for what fits into memory.
 
+    Attributes:
+        engine: `adapter` or `merged`; None until `prepare` has chosen it.
+        is_exact: the engine samples the trained policy. If not, completions have log-probs.
+
     Example:
         >>> sampler = Sampler("auto", score)
         >>> sampler.prepare(model, request)  # chooses the engine on the first call
@@ -104,12 +108,7 @@ class Sampler:
         self._half = half
         self._fits_memory = token_budget is None
         self._budget = TokenBudget(token_budget or sys.maxsize, "sampling")
-        self._is_exact = True
-
-    @property
-    def is_exact(self) -> bool:
-        """True if the engine samples the trained policy; if not, completions have log-probs."""
-        return self._is_exact
+        self.is_exact = True
 
     # -- choosing -------------------------------------------------------------------------------
 
@@ -121,7 +120,7 @@ class Sampler:
         """
         if self.engine is None:
             self.engine = self._choose(model, request)
-            self._is_exact = self.engine == ADAPTER or is_merge_exact(model, self._half)
+            self.is_exact = self.engine == ADAPTER or is_merge_exact(model, self._half)
 
     def _choose(self, model: Model, request: Request) -> str:
         if self._requested == ADAPTER:
@@ -178,7 +177,7 @@ class Sampler:
             sampled = generate_fast(model, request, with_log_probs=True)
         gap = self._gap_to_trainer(request, sampled)
         if not gap <= MAX_GAP:
-            return Trial(gap=gap, failure=f"{gap:.3f} nats a token off the trainer")
+            return Trial(gap=gap, failure=f"{gap:.3f} nats per token off the trainer")
         # Timed on the second run: the first one warms up.
         with self._weights_of(engine, model):
             start = time.perf_counter()
@@ -217,7 +216,7 @@ class Sampler:
         return merged(model, self._half) if engine == MERGED else nullcontext()
 
     def sample(self, model: Model, request: Request) -> Sampled:
-        """Sample all rows, in batches of whole groups where memory does not hold all at once.
+        """Sample all rows, in batches of complete groups where memory does not hold all at once.
 
         If memory runs out, the batches are halved, and completed ones are kept.
         """
@@ -228,7 +227,7 @@ class Sampler:
             batch = rest.rows(slice(0, self._rows_of_next_batch(model, rest)))
             rows = len(batch.input_ids)
             with self._budget.halved_if_out_of_memory(rows * batch.width, rows):
-                parts.append(generate_fast(model, batch, with_log_probs=not self._is_exact))
+                parts.append(generate_fast(model, batch, with_log_probs=not self.is_exact))
                 start += rows
         return _joined(parts, int(request.config.pad_token_id))
 
@@ -244,7 +243,13 @@ class Sampler:
 
 
 def bytes_of_row(model: Model, width: int, half: torch.dtype | None = None) -> int:
-    """Compute the bytes that a row of `width` tokens takes while sampled: cache and logits."""
+    """Compute the bytes that a row takes while it is sampled: its cache and its logits.
+
+    Args:
+        model: its config decides.
+        width: tokens of the row, prompt and completion.
+        half: dtype of mixed precision; None if there is none.
+    """
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -254,11 +259,11 @@ def bytes_of_row(model: Model, width: int, half: torch.dtype | None = None) -> i
 
 
 def rows_of_whole_groups(ends: list[int], most: int) -> int:
-    """Rows of the first of several batches, even in size, that break no group if that is possible.
+    """Choose the size of the next batch: batches even in size, groups unbroken if possible.
 
     Args:
         ends: where each group ends, ascending; the last is the number of rows.
-        most: rows that a batch can hold.
+        most: the most rows that a batch can hold.
 
     Example:
         >>> rows_of_whole_groups([8, 16, 24], 20)  # two batches of 16 and 8, not of 20 and 4
@@ -290,7 +295,7 @@ def _cannot_merge(reason: str) -> InputError:
 
 
 def _joined(parts: list[Sampled], pad_id: int) -> Sampled:
-    """The rows of all batches, padded to the longest."""
+    """Concatenate the rows of all batches, padded to the longest."""
     if len(parts) == 1:
         return parts[0]
     width = max(part.completion_ids.size(1) for part in parts)
@@ -305,15 +310,20 @@ def _joined(parts: list[Sampled], pad_id: int) -> Sampled:
 
 
 def check_vllm(sampled: torch.Tensor, trained: torch.Tensor, mask: torch.Tensor) -> None:
-    """Compare vLLM's log-probs with the trainer's, (B, T) each.
+    """Compare vLLM's log-probs with the trainer's.
+
+    Args:
+        sampled: (B, T) log-probs by vLLM; NaN where it gave none.
+        trained: (B, T) log-probs by the trainer's forward pass.
+        mask: (B, T), zero at padding.
 
     Raises:
-        InputError: if they disagree; vLLM then samples another policy than the one that is trained.
+        InputError: if they disagree: vLLM then samples a different policy from the trained one.
     """
     differences_T = (sampled - trained)[mask.bool()].abs()
-    gap = float(differences_T.nanmean())  # vLLM knows no log-prob of some tokens
+    gap = float(differences_T.nanmean())  # vLLM gives no log-prob for some tokens
     if not gap <= MAX_GAP:
         raise InputError(
-            f"vLLM is {gap:.3f} nats a token off the trainer, at most {MAX_GAP} is allowed: it "
+            f"vLLM is {gap:.3f} nats per token off the trainer, at most {MAX_GAP} is allowed: it "
             "does not sample the trained policy; set use_vllm: false, or load_in_4bit: false"
         )

@@ -1,11 +1,11 @@
 """Stop strings: text that ends a completion, row by row.
 
-A completion ends with the first token that brings a stop string into its decoded text. Only the
-completion counts: a stop string in the prompt, or begun in it, ends nothing.
+A completion ends with the first token that completes a stop string in its decoded text. Only the
+completion counts: a stop string in the prompt, or one that begins in it, ends nothing.
 
-The tokens are kept as they were sampled, the last one whole, because they are what is trained on.
-Where that token says more than the stop string (`>\\n` for `</answer>`), the text that is graded
-ends right behind the stop string. vLLM does the same with
+All sampled tokens are kept, including the last one, because they are what is trained on. Where
+that token contains more than the end of the stop string (`>\\n` for `</answer>`), the text that is
+graded ends directly after the stop string. vLLM does the same with
 `SamplingParams(stop=[...], include_stop_str_in_output=True)`.
 
 Shapes: B rows, T tokens.
@@ -20,23 +20,23 @@ from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCrit
 
 from sologrpo.errors import InputError
 
-# What a decoder writes for bytes that are not, or not yet, a character.
+# What a decoder writes for bytes that do not, or do not yet, form a character.
 GARBLED = "\N{REPLACEMENT CHARACTER}"
 
 
 class StopStrings:
-    """The strings that end a completion, and where among its tokens they do.
+    """Finds where stop strings end a completion.
 
-    The decoded text decides, without special tokens, as rewards and judge read it. transformers'
-    `StopStringCriteria` looks at special tokens as text, and so misses a stop string that has
-    one inside, and stops at one that has no place in the text.
+    What counts is the decoded text without special tokens, as rewards and judge see it.
+    transformers' `StopStringCriteria` treats special tokens as text, so it misses a stop string
+    with a special token inside, and stops at one that is not in the text.
 
-    Few tokens of a vocabulary can end a given string. Only behind those the last tokens of the
-    row are decoded, and the whole row only where these hold a match.
+    Few tokens of a vocabulary can end a given string. Only after those are the last tokens of the
+    row decoded, and the complete row only if these contain a match.
 
     Args:
-        tokenizer: of the model; its whole vocabulary is decoded, so make this once and keep it.
-        strings: what ends a completion. None at all: nothing does.
+        tokenizer: of the model. Its whole vocabulary is decoded, so create this object once.
+        strings: what ends a completion; may be empty.
 
     Raises:
         InputError: if a stop string is empty.
@@ -55,19 +55,19 @@ class StopStrings:
         self.strings = tuple(strings)
         self._tokenizer = tokenizer
         texts = _vocabulary_texts(tokenizer) if strings else []
-        # The token that completes a stop string brings its last character, or that one's last byte.
+        # The token that completes a stop string has its last character, or the last byte of it.
         last = {string[-1] for string in strings}
         if not all(character.isascii() for character in last):
             last.add(GARBLED)
         self._enders = {i for i, text in enumerate(texts) if not last.isdisjoint(text)}
         self._ender_ids = torch.tensor(sorted(self._enders), dtype=torch.long)
         self._visible = {i for i, text in enumerate(texts) if text}
-        # Each visible token brings at least a byte. One more, as a decoder may strip the space
-        # that the first token begins with.
+        # Each visible token has at least one byte. One more token, because a decoder may strip
+        # the space that the first token begins with.
         self._tail_T = 1 + max((len(string.encode()) for string in strings), default=0)
 
     def ended(self, completion_ids: torch.Tensor) -> torch.Tensor:
-        """Whether the newest token of each row completes a stop string.
+        """Check whether the newest token of each row completes a stop string.
 
         Args:
             completion_ids: (B, T) tokens so far, without the prompt; T >= 1.
@@ -84,25 +84,28 @@ class StopStrings:
     def length(self, completion_ids: Sequence[int]) -> int | None:
         """Count the tokens up to the one that completes a stop string; None if none does.
 
-        `completion_ids[: stops.length(completion_ids)]` is the completion, either way.
+        In either case `completion_ids[: stops.length(completion_ids)]` is the completion.
         """
         ends = (i + 1 for i, token in enumerate(completion_ids) if token in self._enders)
         return next((end for end in ends if self._newest_completes(completion_ids[:end])), None)
 
     def cut(self, text: str) -> str:
-        """Leave out what follows the stop string that is complete first."""
+        """Remove what follows the first complete stop string."""
         ends = [text.find(string) + len(string) for string in self.strings if string in text]
         return text[: min(ends, default=len(text))]
 
     def criteria(self, prompt_T: int) -> StoppingCriteriaList:
-        """Stop rows of `model.generate`, whose prompts are `prompt_T` tokens long, padded.
+        """Build stopping criteria for `model.generate`.
 
         It fills the rest of a row with padding: cut each row to its `length`.
+
+        Args:
+            prompt_T: tokens of the padded prompts.
         """
         return StoppingCriteriaList([_AtStopString(self, prompt_T)] if self.strings else [])
 
     def vllm_settings(self) -> dict[str, Any]:
-        """The same as arguments of vLLM's `SamplingParams`, as far as vLLM goes by text."""
+        """Build the equivalent arguments of vLLM's `SamplingParams`."""
         if not self.strings:
             return {}
         return {"stop": list(self.strings), "include_stop_str_in_output": True}
@@ -110,7 +113,7 @@ class StopStrings:
     def _newest_completes(self, ids: Sequence[int]) -> bool:
         visible = (token for token in reversed(ids) if token in self._visible)
         tail = self._decode(list(islice(visible, self._tail_T))[::-1])
-        # Cutting into a character can garble the tail; then it says nothing about the text.
+        # The tail may begin inside a character and be garbled: then only the complete text counts.
         return (self._found(tail) or GARBLED in tail) and self._found(self._decode(ids))
 
     def _found(self, text: str) -> bool:
@@ -130,7 +133,7 @@ class _AtStopString(StoppingCriteria):  # type: ignore[misc]
 
 
 def _vocabulary_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Text of every token, written twice: some decoders strip the space of a first token."""
+    """Decode every token, twice in a row: some decoders strip the space of a first token."""
     count = 1 + max(tokenizer.get_vocab().values())
     twice = [[token, token] for token in range(count)]
     texts: list[str] = tokenizer.batch_decode(twice, skip_special_tokens=True)

@@ -1,4 +1,4 @@
-"""What `evaluate.py` prints: sample completions, and the table of results."""
+"""Print the results of an evaluation: sample completions, and tables."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,13 +7,17 @@ from rich.console import Console
 from rich.table import Table
 
 from sologrpo.console import print_line
-from sologrpo.scoring.records import Record
+from sologrpo.scoring.records import Evaluated, Record
 
+Results = Mapping[str, Any]
+
+SAMPLES_SHOWN, CHARACTERS_SHOWN = 10, 160
+INTERVAL = "95 % interval"
 ROWS = (
     ("accuracy", "accuracy (strict)"),
-    ("accuracy_ci95", "  95 % interval"),
+    ("accuracy_ci95", f"  {INTERVAL}"),
     ("accuracy_lenient", "accuracy (lenient: last number)"),
-    ("accuracy_lenient_ci95", "  95 % interval"),
+    ("accuracy_lenient_ci95", f"  {INTERVAL}"),
     ("format_rate", "format as asked"),
     ("integer_rate", "integer answer"),
     ("trailing_text_rate", "trailing text"),
@@ -25,105 +29,121 @@ LENGTHS = (
     ("right", "  when right"),
     ("wrong", "  when wrong"),
 )
-SPEED = (("seconds", "seconds"), ("tokens_per_second", "tokens a second"))
+SPEED = (("seconds", "seconds"), ("tokens_per_second", "tokens per second"))
 
 
-def print_samples(console: Console, records: Sequence[Record], count: int = 10) -> None:
-    """Print a few problems with the completion and the verdict."""
-    for record in records[:count]:
-        verdict = "right" if record.correct else "wrong"
-        print_line(console, f"[{verdict}] {record.question}")
-        completion = " ".join(record.completion.split())
-        gold = record.gold.rsplit("####", 1)[-1].strip()
-        judged = f"(judged: {record.extracted}, gold: {gold})"
-        print_line(console, f"    {completion[:160]}  {judged}")
+def print_results(console: Console, evaluated: Mapping[str, Evaluated]) -> None:
+    """Print sample completions of the last model, then the table of all models.
+
+    Args:
+        console: to print on.
+        evaluated: by label.
+    """
+    last = list(evaluated.values())[-1]
+    for record in last.records[:SAMPLES_SHOWN]:
+        _print_sample(console, record)
+    print_table(console, {label: results for label, (_, results) in evaluated.items()})
 
 
-def print_table(console: Console, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print one column a model, the paired comparison under it; `-` for what was not measured."""
+def _print_sample(console: Console, record: Record) -> None:
+    verdict = "right" if record.correct else "wrong"
+    completion = " ".join(record.completion.split())[:CHARACTERS_SHOWN]
+    gold = record.gold.rsplit("####", 1)[-1].strip()
+    print_line(console, f"[{verdict}] {record.question}")
+    print_line(console, f"    {completion}  (judged: {record.extracted}, gold: {gold})")
+
+
+def print_table(console: Console, results: Mapping[str, Results]) -> None:
+    """Print one column per model, then the paired comparison; `-` is a number not measured.
+
+    Args:
+        console: to print on.
+        results: contents of `results.json`, by label.
+    """
     columns = list(results.values())
     table = Table(title=f"{columns[0]['n']} test problems, greedy")
     table.add_column("")
     for label in results:
         table.add_column(label, justify="right")
     for key, title in ROWS:
-        table.add_row(title, *(_cell(result.get(key)) for result in columns))
+        table.add_row(title, *(_share(result.get(key)) for result in columns))
     for kind in columns[0]["by_kind"]:
-        accuracies = (result["by_kind"][kind]["accuracy"] for result in columns)
-        table.add_row(f"  {kind}", *map(_cell, accuracies))
-    lengths = [result.get("completion_tokens", {}) for result in columns]
+        table.add_row(f"  {kind}", *(_share(r["by_kind"][kind]["accuracy"]) for r in columns))
     for key, title in LENGTHS:
-        table.add_row(title, *(_lengths(found.get(key)) for found in lengths))
+        table.add_row(title, *(_length(r.get("completion_tokens", {}).get(key)) for r in columns))
     for key, title in SPEED:
         table.add_row(title, *(f"{r[key]:.1f}" if key in r else "-" for r in columns))
-    _add_sampled(table, columns)
+    if all("sampled" in result for result in columns):
+        _add_sampled(table, [result["sampled"] for result in columns])
     console.print(table)
     for label, result in results.items():
         if "both_right" in result:
             print_line(console, paired_line(label, result))
 
 
-def _add_sampled(table: Table, columns: Sequence[Mapping[str, Any]]) -> None:
-    if not all("sampled" in result for result in columns):
-        return
-    sampled = [result["sampled"] for result in columns]
+def _add_sampled(table: Table, columns: Sequence[Results]) -> None:
     table.add_section()
-    table.add_row(f"{sampled[0]['num_samples']} samples a problem")
-    for name in sampled[0]["scores"]:
-        table.add_row(name, *(_cell(result["scores"][name]) for result in sampled))
-        table.add_row("  95 % interval", *(_cell(r["scores_ci95"][name]) for r in sampled))
-    table.add_row("cut off", *(_cell(result["truncated_rate"]) for result in sampled))
+    table.add_row(f"{columns[0]['num_samples']} samples per problem")
+    for name in columns[0]["scores"]:
+        table.add_row(name, *(_share(result["scores"][name]) for result in columns))
+        table.add_row(f"  {INTERVAL}", *(_share(result["scores_ci95"][name]) for result in columns))
+    table.add_row("cut off", *(_share(result["truncated_rate"]) for result in columns))
 
 
-def _cell(value: Any) -> str:
-    if value is None:  # results of an older version
+def _share(value: float | Sequence[float] | None) -> str:
+    """Write a share, or an interval of shares, in percent."""
+    if value is None:  # in results of an older version
         return "-"
     if isinstance(value, Sequence):
         return f"{value[0]:.1%} to {value[1]:.1%}"
     return f"{value:.1%}"
 
 
-def _lengths(lengths: Mapping[str, float] | None) -> str:
-    return (
-        "-" if lengths is None else " / ".join(f"{lengths[k]:.0f}" for k in ("mean", "p50", "p95"))
-    )
+def _points(delta: float) -> str:
+    """Write a difference of shares in percentage points."""
+    return f"{100 * delta:+.1f}"
 
 
-def paired_line(label: str, result: Mapping[str, Any]) -> str:
-    """The paired comparison in one sentence."""
+def _length(lengths: Mapping[str, float] | None) -> str:
+    if lengths is None:
+        return "-"
+    return " / ".join(f"{lengths[key]:.0f}" for key in ("mean", "p50", "p95"))
+
+
+def paired_line(label: str, result: Results) -> str:
+    """Write the paired comparison of `results.json` in one sentence."""
     low, high = result["delta_ci95"]
     return (
         f"{label} against {result.get('baseline', 'baseline')}, same problems: "
-        f"{100 * result['delta']:+.1f} points "
-        f"(95 % interval {100 * low:+.1f} to {100 * high:+.1f}), {result['newly_right']} newly "
-        f"right, {result['newly_wrong']} newly wrong, {result['both_right']} both right, "
-        f"{result['both_wrong']} both wrong, exact McNemar p = {result['mcnemar_p']:.2g}"
+        f"{_points(result['delta'])} points ({INTERVAL} {_points(low)} to {_points(high)}), "
+        f"{result['newly_right']} newly right, {result['newly_wrong']} newly wrong, "
+        f"{result['both_right']} both right, {result['both_wrong']} both wrong, "
+        f"exact McNemar p = {result['mcnemar_p']:.2g}"
     )
 
 
-def print_precisions(
-    console: Console, table: Mapping[str, Mapping[str, Any]], trained: str
-) -> None:
-    """Print one row a precision: accuracy, and what differs from the precision that was trained."""
-    n = table[trained]["n"]
-    shown = Table(
-        title=f"{n} test problems, greedy; each form against {trained}, which was trained"
-    )
-    for title in ("precision", "accuracy", "95 % interval", "difference", "95 % interval",
-                  "newly right / wrong", "McNemar p", "outputs that differ"):  # fmt: skip
-        # On 80 columns too, as in a log file, every name and figure is whole.
-        is_name = title == "precision"
-        shown.add_column(
-            title, justify="left" if is_name else "right", no_wrap=is_name, overflow="fold"
-        )
-    for name, row in table.items():
+def print_precisions(console: Console, comparison: Results) -> None:
+    """Print one row per precision: its accuracy, and the comparison with the trained one.
+
+    Args:
+        console: to print on. At 80 columns, as in a log file, names and numbers stay complete.
+        comparison: from `compare_precisions`.
+    """
+    trained, rows = comparison["trained"], comparison["precisions"]
+    title = f"{rows[trained]['n']} test problems, greedy; each precision against {trained}, trained"
+    table = Table(title=title)
+    table.add_column("precision", no_wrap=True)
+    for heading in ("accuracy", INTERVAL, "difference", INTERVAL, "newly right / wrong",
+                    "McNemar p", "outputs that differ"):  # fmt: skip
+        table.add_column(heading, justify="right", overflow="fold")
+    for name, row in rows.items():
         low, high = row["delta_ci95"]
-        against = ("-",) * 4 if name == trained else (
-            f"{100 * row['delta']:+.1f}", f"{100 * low:+.1f} to {100 * high:+.1f}",
+        compared = ("-",) * 4 if name == trained else (
+            _points(row["delta"]), f"{_points(low)} to {_points(high)}",
             f"{row['newly_right']} / {row['newly_wrong']}", f"{row['mcnemar_p']:.2g}",
         )  # fmt: skip
-        shown.add_row(
-            name, _cell(row["accuracy"]), _cell(row["accuracy_ci95"]), *against,
-            _cell(row["differing_rate"]),
+        table.add_row(
+            name, _share(row["accuracy"]), _share(row["accuracy_ci95"]), *compared,
+            _share(row["differing_rate"]),
         )  # fmt: skip
-    console.print(shown)
+    console.print(table)

@@ -3,6 +3,7 @@
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from datasets import Dataset
@@ -32,24 +33,18 @@ def run_on(path: Path, **settings: object) -> RunArguments:
     return RunArguments(dataset_name=str(path), **settings)
 
 
-def test_folder_jsonl_and_parquet_give_the_same_rows(tmp_path: Path) -> None:
-    problems = rows(5)
+def test_every_source_gives_the_same_rows(tmp_path: Path) -> None:
+    problems = rows(6)
     jsonl = write_rows(tmp_path / "folder" / "train.jsonl", problems)
     parquet = tmp_path / "rows.parquet"
     Dataset.from_list(problems).to_parquet(str(parquet))
     sharded = tmp_path / "hub"
     sharded.mkdir()
-    Dataset.from_list(problems).to_parquet(str(sharded / "train-00000-of-00001.parquet"))
-    for source in (jsonl.parent, jsonl, parquet, sharded):
-        assert load_rows(str(source), "train").to_list() == problems
-
-
-def test_every_shard_of_a_split_is_read(tmp_path: Path) -> None:
-    problems = rows(6)
     for i in range(2):
         shard = Dataset.from_list(problems[3 * i : 3 * i + 3])
-        shard.to_parquet(str(tmp_path / f"train-0000{i}-of-00002.parquet"))
-    assert load_rows(str(tmp_path), "train").to_list() == problems
+        shard.to_parquet(str(sharded / f"train-0000{i}-of-00002.parquet"))
+    for source in (jsonl.parent, jsonl, parquet, sharded):
+        assert load_rows(str(source), "train").to_list() == problems
 
 
 def test_folder_gives_the_split_asked_for(tiny_data: Path) -> None:
@@ -58,58 +53,29 @@ def test_folder_gives_the_split_asked_for(tiny_data: Path) -> None:
     assert test["question"] == [row["question"] for row in rows(6, offset=12)]
 
 
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        ("it is 12", "no '####'"),
-        ("#### twelve", "no integer: 'twelve'"),
-        ("#### 1.5", "no integer: '1.5'"),
-        (None, "row 3"),
-    ],
-)
-def test_bad_answer_names_file_and_row(tmp_path: Path, answer: str | None, says: str) -> None:
-    problems = rows(4)
-    problems[2]["answer"] = answer  # type: ignore[assignment]
-    file = write_rows(tmp_path / "broken.jsonl", problems)
-    with pytest.raises(InputError, match=re.escape(says)) as caught:
-        load_rows(str(file), "train")
-    assert "broken.jsonl" in str(caught.value)
-    assert "row 3" in str(caught.value)
+BAD_FILES = [  # name, content, and what the message says
+    ("a.jsonl", [{"answer": "it is 12"}], "a.jsonl (train), row 3: gold answer has no '####'"),
+    ("a.jsonl", [{"answer": "#### twelve"}], "row 3: gold answer must be an integer, not 'twelve'"),
+    ("a.jsonl", [{"answer": "#### 1.5"}], "row 3: gold answer must be an integer, not '1.5'"),
+    ("a.jsonl", [{"answer": None}], "a.jsonl (train), row 3"),
+    ("a.jsonl", [{"question": None}], "a.jsonl (train), row 3: question must be a string"),
+    ("a.jsonl", '{"problem": "2 + 2?", "answer": "#### 4"}', "no column question; it has problem,"),
+    ("rows.csv", "question,answer", "rows.csv: expected one of .jsonl, .json, .parquet"),
+    ("a.jsonl", "{ not json", "a.jsonl, line 1"),
+    ("a.jsonl", "", "a.jsonl (train) has no rows"),
+]
 
 
-def test_missing_question_names_row(tmp_path: Path) -> None:
-    problems = rows(4)
-    problems[1]["question"] = None  # type: ignore[assignment]
-    file = write_rows(tmp_path / "broken.jsonl", problems)
-    with pytest.raises(InputError, match=r"broken\.jsonl.* row 2: .*question"):
-        load_rows(str(file), "train")
-
-
-def test_missing_column_is_named_with_those_there(tmp_path: Path) -> None:
-    problems = [{"problem": row["question"], "answer": row["answer"]} for row in rows(2)]
-    file = write_rows(tmp_path / "other.jsonl", problems)
-    with pytest.raises(InputError, match=r"no column question; it has problem, answer"):
-        load_rows(str(file), "train")
-
-
-def test_file_of_another_type(tmp_path: Path) -> None:
-    file = tmp_path / "rows.csv"
-    file.write_text("question,answer\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"rows\.csv: expected one of \.jsonl, \.json, \.parquet"):
-        load_rows(str(file), "train")
-
-
-def test_file_that_is_no_json(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text("{ not json\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"cannot read .*rows\.jsonl"):
-        load_rows(str(file), "train")
-
-
-def test_empty_file(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text("", encoding="utf-8")
-    with pytest.raises(InputError, match=r"rows\.jsonl"):
+@pytest.mark.parametrize(("name", "content", "says"), BAD_FILES)
+def test_bad_file_is_named_with_its_row(
+    name: str, content: str | list[dict[str, Any]], says: str, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    if isinstance(content, str):
+        file.write_text(content + "\n", encoding="utf-8")
+    else:  # rows of which the third is bad
+        write_rows(file, [*rows(2), rows(3)[2] | content[0], *rows(1)])
+    with pytest.raises(InputError, match=re.escape(says)):
         load_rows(str(file), "train")
 
 
@@ -141,23 +107,27 @@ def test_validation_is_held_out_and_seeded(tiny_llama: Path, tiny_data: Path) ->
     assert other is not None
     assert other["question"] != validation["question"]
 
-
-def test_fewer_training_rows_leave_validation_as_it_is(tiny_llama: Path, tiny_data: Path) -> None:
-    tokenizer = load_tokenizer(str(tiny_llama))
-    run = run_on(tiny_data, num_validation_examples=4)
-    train, validation = load_train_and_validation(run, tokenizer, seed=1)
-    run.max_train_examples = 3
+    run.max_train_examples = 3  # fewer training rows do not change the validation rows
     fewer, same = load_train_and_validation(run, tokenizer, seed=1)
-    assert validation is not None
     assert same is not None
-    assert fewer["question"] == train["question"][:3]
     assert same["question"] == validation["question"]
+    assert fewer["question"] == train["question"][:3]
 
 
-def test_validation_slice_too_large(tiny_llama: Path, tiny_data: Path) -> None:
-    run = run_on(tiny_data, num_validation_examples=12)
-    with pytest.raises(InputError, match="num_validation_examples 12 leaves nothing of the 12"):
-        load_train_and_validation(run, load_tokenizer(str(tiny_llama)), seed=0)
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"num_validation_examples": 12}, "num_validation_examples 12 leaves nothing of the 12"),
+        ({"max_prompt_tokens": 1}, "all prompts are longer than max_prompt_tokens 1"),
+    ],
+)
+def test_settings_that_leave_no_rows(
+    settings: dict[str, int], says: str, tiny_llama: Path, tiny_data: Path
+) -> None:
+    with pytest.raises(InputError, match=says):
+        load_train_and_validation(
+            run_on(tiny_data, **settings), load_tokenizer(str(tiny_llama)), seed=0
+        )
 
 
 def test_long_prompts_are_left_out_and_reported(
@@ -179,12 +149,6 @@ def test_long_prompts_are_left_out_and_reported(
         f"left out 1 of 4 rows: prompt longer than max_prompt_tokens {lengths[-2]}" in caplog.text
     )
     assert f"longest: {lengths[-1]}" in caplog.text
-
-
-def test_limit_that_no_prompt_meets(tiny_llama: Path, tiny_data: Path) -> None:
-    run = run_on(tiny_data, max_prompt_tokens=1)
-    with pytest.raises(InputError, match="all prompts are longer than max_prompt_tokens 1"):
-        load_train_and_validation(run, load_tokenizer(str(tiny_llama)), seed=0)
 
 
 def test_describe_lengths() -> None:
@@ -254,7 +218,7 @@ def prompts_of(name: str, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
 def trl_token_ids(
     prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> list[list[int]]:
-    """What TRL itself feeds the model in training."""
+    """The token ids that TRL itself makes in training."""
     trainer = GRPOTrainer(
         model=build_model("llama", tokenizer),
         reward_funcs=digit_share,

@@ -1,4 +1,4 @@
-"""`make doctor` tells what is wrong with a machine, and how to mend it."""
+"""`make doctor` tells what is wrong with a machine, and how to fix it."""
 
 import shutil
 import subprocess
@@ -27,7 +27,7 @@ def test_this_machine_can_train() -> None:
     assert names == list(doctor.CHECKS)
 
 
-def test_an_error_is_shown_with_its_mend_and_hides_no_other_check(
+def test_an_error_is_shown_with_its_fix_and_hides_no_other_check(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def breaks_off() -> Finding:
@@ -63,20 +63,20 @@ def test_versions_out_of_range_and_missing_packages(monkeypatch: pytest.MonkeyPa
 
 def test_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.sys, "version_info", (3, 10, 2))
-    assert doctor.check_python().mend.startswith("make setup PYTHON=python3.11")
+    assert doctor.check_python().fix.startswith("make setup PYTHON=python3.11")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines where torch sees no GPU")
 def test_a_driver_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     found = doctor.check_torch()
-    assert (found.status, "CUDA build" in found.mend) == ("error", True)
+    assert (found.status, "CUDA build" in found.fix) == ("error", True)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert doctor.check_torch().status == "warning"
 
 
 @pytest.mark.parametrize(
-    ("total", "free", "status", "mend"),
+    ("total", "free", "status", "fix"),
     [
         (80, 79, "ok", ""),
         (80, 40, "warning", "nvidia-smi"),
@@ -84,7 +84,7 @@ def test_a_driver_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_graphics_memory(
-    monkeypatch: pytest.MonkeyPatch, total: int, free: int, status: str, mend: str
+    monkeypatch: pytest.MonkeyPatch, total: int, free: int, status: str, fix: str
 ) -> None:
     card = SimpleNamespace(name="a card", total_memory=total * 2**30)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -92,7 +92,7 @@ def test_graphics_memory(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * 2**30, total * 2**30))
     found = doctor.check_torch()
-    assert (found.status, mend in found.mend) == (status, True)
+    assert (found.status, fix in found.fix) == (status, True)
 
 
 def test_little_memory_and_little_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_nf4_that_computes_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Linear4bit, "forward", lambda self, x: torch.zeros_like(x))
     found = doctor.check_bitsandbytes()
-    assert (found.status, "load_in_4bit: false" in found.mend) == ("error", True)
+    assert (found.status, "load_in_4bit: false" in found.fix) == ("error", True)
 
 
 def test_a_token_is_checked_and_never_shown(

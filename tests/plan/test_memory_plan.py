@@ -12,7 +12,7 @@ from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.config.parsing import parse_config
 from sologrpo.model.loading import keep_trainable_in_fp32, load_base_model
 from sologrpo.plan.footprint import Footprint, footprint
-from sologrpo.plan.memory_plan import MemoryPlan, memory_mend, plan_memory
+from sologrpo.plan.memory_plan import MemoryPlan, memory_fix, plan_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 ARGUMENTS = ["--config", str(ROOT / "configs/quickstart.yaml"), "--dtype", "float32"]
@@ -84,7 +84,7 @@ def test_sampling_takes_what_is_left() -> None:
     [
         (["--gradient_checkpointing", "true"], 16, True, None),
         ([], 16, True, "gradient_checkpointing: true"),
-        ([], 6, True, "take a smaller model"),
+        ([], 6, True, "use a smaller model"),
         ([], 6, False, "load_in_4bit: true"),
         (["--gradient_checkpointing", "true", "--train_token_budget", "65536",
           "--max_completion_length", "1024"], 16, True, "train_token_budget: "),
@@ -92,18 +92,18 @@ def test_sampling_takes_what_is_left() -> None:
          "max_completion_length"),
     ],
 )  # fmt: skip
-def test_the_mend(arguments: list[str], free: int, four_bit: bool, says: str | None) -> None:
+def test_memory_fix(arguments: list[str], free: int, four_bit: bool, says: str | None) -> None:
     args = settings(*arguments)
-    mend = memory_mend(plan_memory(SIZE, args, [300], on_gpu=True), free * GIB, args, four_bit)
-    assert (mend is None) == (says is None)
-    assert (says or "") in (mend or "")
+    fix = memory_fix(plan_memory(SIZE, args, [300], on_gpu=True), free * GIB, args, four_bit)
+    assert (fix is None) == (says is None)
+    assert (says or "") in (fix or "")
 
 
 def test_a_proposed_budget_fits() -> None:
     wide = ("--gradient_checkpointing", "true", "--max_completion_length", "1024")
     args = settings(*wide, "--train_token_budget", "65536")
-    mend = memory_mend(plan_memory(SIZE, args, [300], on_gpu=True), 16 * GIB, args, four_bit=True)
-    assert mend is not None
-    args = settings(*wide, "--train_token_budget", mend.rpartition(" ")[2])
+    fix = memory_fix(plan_memory(SIZE, args, [300], on_gpu=True), 16 * GIB, args, four_bit=True)
+    assert fix is not None
+    args = settings(*wide, "--train_token_budget", fix.rpartition(" ")[2])
     plan = plan_memory(SIZE, args, [300], on_gpu=True)
-    assert memory_mend(plan, 16 * GIB, args, four_bit=True) is None
+    assert memory_fix(plan, 16 * GIB, args, four_bit=True) is None

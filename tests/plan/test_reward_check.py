@@ -9,15 +9,8 @@ import pytest
 from rewards import PROMPT_FORMATS as JUDGED_FORMATS
 from rewards import is_correct
 from sologrpo.config.parsing import parse_config
-from sologrpo.plan.reward_check import (
-    RewardResult,
-    Trial,
-    check_hostile,
-    check_run,
-    hostile_completions,
-    main,
-    render,
-)
+from sologrpo.plan.reward_check import RewardResult, check_hostile, check_run, main
+from sologrpo.plan.trials import Trial, hostile_completions, render
 from sologrpo.prompts import PROMPT_FORMATS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -270,7 +263,7 @@ def test_a_hole_in_the_judge_fails_though_other_rewards_make_it_not_pay(check, m
     assert hostile.weighted_sum < hostile.right_sum
     assert hostile.problem == ""
     (hostile,) = [x for x in report.hostile if x.case == "answer 'not N'"]
-    assert hostile.problem.startswith("answer_correctness takes it for right")
+    assert hostile.problem.startswith("answer_correctness accepts it as right")
 
 
 def test_a_gate_for_completions_is_reckoned_with(check):
@@ -304,7 +297,7 @@ def test_a_row_that_fools_the_judge_is_shown_before_one_that_pays_better():
     judge = RewardResult("judge", weight=1.0, is_judge=True, scores=[1.0, 1.0, 1.0, 0.0])
     other = RewardResult("other", weight=1.0, scores=[9.0, 9.0, 0.0, 9.0])
     (trick,) = check_hostile([judge, other], trials, ["1", "2"])
-    assert trick.problem.startswith("judge takes it for right; gold 1")
+    assert trick.problem.startswith("judge accepts it as right; gold 1")
 
 
 # --- rewards that miss right answers ------------------------------------------------------------

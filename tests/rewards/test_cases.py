@@ -1,11 +1,11 @@
-"""The table of hand-judged completions: the judge must agree with every row of it.
+"""The table of hand-judged completions. The judge must agree with every row.
 
-Each line of ``cases.jsonl`` holds a completion, the gold answer, the prompt format, a verdict
-given by hand from the rules, and why. Most were written before the judge's code was read;
-disagreements were settled by the rules, a few against the first verdict. ``kind`` is ``clear``
-where any careful reader would say the same, ``policy`` where the rules in `rewards.grading` had to
-decide, and ``attack`` where the text tries to win without an answer. ``source`` is ``thought`` for
-an invented completion, or the model that wrote it.
+Each line of ``cases.jsonl`` has a completion, the gold answer, the prompt format, a verdict made by
+hand from the rules, and its reason. Most verdicts were made before reading the judge's code.
+Disagreements were settled by the rules, a few against the first verdict. ``kind`` is ``clear`` if
+any careful reader would agree, ``policy`` if the rules in `rewards.grading` decide, and ``attack``
+if the text tries to win without an answer. ``source`` is ``thought`` for an invented completion, or
+the model that wrote it.
 """
 
 import json
@@ -30,7 +30,7 @@ FIELDS = {
 
 
 def name(number, case):
-    """A test id with the line in the file, where the case belongs, and why it is in the table."""
+    """Make a test id of the line number, the prompt format, the kind and the note."""
     return f"{number}-{case['prompt_format']}-{case['kind']}: {case['note']}"
 
 
@@ -42,7 +42,7 @@ def test_the_judge_agrees(case):
     assert verdict.correct is case["correct"], f"{case['note']}; the judge: {verdict.reason}"
 
 
-def test_every_field_is_there_and_known():
+def test_every_field_is_valid():
     for number, case in enumerate(CASES, 1):
         assert {field: type(value) for field, value in case.items()} == FIELDS, number
         assert case["prompt_format"] in PROMPT_FORMATS, number
@@ -52,7 +52,7 @@ def test_every_field_is_there_and_known():
         assert case["note"].strip(), number
 
 
-def test_no_case_stands_twice():
+def test_no_case_is_repeated():
     keys = Counter((case["completion"], case["gold"], case["prompt_format"]) for case in CASES)
     assert [key for key, count in keys.items() if count > 1] == []
 

@@ -1,4 +1,4 @@
-"""The shape of a completion: strict tags, trailing text, bare integers."""
+"""The format of a completion: strict tags, trailing text, bare integers."""
 
 import pytest
 
@@ -62,10 +62,10 @@ def test_strict_format_accepts(text, note):
         (GOOD.replace("thinking", "Thinking"), "capitals"),
         (GOOD.replace("answer", "ANSWER"), "capitals"),
         (GOOD.replace("<answer>", "<answer >"), "white space in a tag"),
-        (GOOD.removesuffix("</answer>"), "cut off"),
-        (GOOD.removesuffix(">"), "cut off"),
+        (GOOD.removesuffix("</answer>"), "truncated"),
+        (GOOD.removesuffix(">"), "truncated"),
         (GOOD.removeprefix("<thinking>\n"), "no open tag"),
-        ("<answer>\n18\n</answer>\n<thinking>\n9 * 2\n</thinking>", "the wrong way round"),
+        ("<answer>\n18\n</answer>\n<thinking>\n9 * 2\n</thinking>", "in the wrong order"),
         ("<thinking>\n</thinking>\n<answer>\n\n</answer>", "one newline does for two"),
         ("<thinking>\n\n</thinking>\n<answer>\n</answer>", "one newline does for two"),
     ],
@@ -96,68 +96,39 @@ def test_trailing_text(text, trailing, reward):
     assert trailing_text([text]) == [reward]
 
 
-@pytest.mark.parametrize(
-    ("content", "integer"),
-    [
-        ("18", True),
-        ("\n18\n", True),
-        ("+18", True),
-        ("-18", True),
-        ("018", True),
-        ("0", True),
-        ("1,200", True),
-        ("-1,234,567", True),
-        ("9" * 5_000, True),
-        ("", False),
-        ("-", False),
-        ("18.", False),
-        ("18.0", False),
-        ("$18", False),
-        ("18 dollars", False),
-        ("18%", False),
-        ("12,00", False),
-        ("1,2", False),
-        (",200", False),
-        ("1 200", False),
-        ("- 18", False),
-        ("--18", False),
-        ("1e3", False),
-        ("1_8", False),
-        ("0x12", False),
-        ("eighteen", False),
-        ("**18**", False),
-        ("\u0661\u0668", False),
-        ("\uff11\uff18", False),
-        ("\u221218", False),
-        ("1\u200b8", False),
-        ("18 18", False),
-        ("<answer>18", False),
-    ],
-)
-def test_integer_answer(content, integer):
+INTEGERS = [
+    "18", "\n18\n", "+18", "-18", "018", "0", "1,200", "-1,234,567", "9" * 5_000,
+]  # fmt: skip
+NOT_INTEGERS = [
+    "", "-", "18.", "18.0", "$18", "18 dollars", "18%", "12,00", "1,2", ",200", "1 200", "- 18",
+    "--18", "1e3", "1_8", "0x12", "eighteen", "**18**", "\u0661\u0668", "\uff11\uff18", "\u221218",
+    "1\u200b8", "18 18", "<answer>18",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", [*INTEGERS, *NOT_INTEGERS], ids=lambda text: ascii(text)[1:41])
+def test_integer_answer(content):
     text = f"<thinking>\nso\n</thinking>\n<answer>{content}</answer>"
+    integer = content in INTEGERS
     assert is_integer_answer(text) is integer
     assert integer_answer([text]) == [1.0 if integer else -1.0]
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "integer"),
     [
-        "18",
-        "<answer>18",
-        "<answer>18</answer><answer>18</answer>",
-        "<answer>18</answer><answer>19</answer>",
-        "<thinking><answer>18</answer></thinking>",
-        "<thinking>never closes <answer>18</answer>",
-        "<Answer>18</Answer>",
+        ("18", False),
+        ("<answer>18", False),
+        ("<answer>18</answer><answer>18</answer>", False),
+        ("<answer>18</answer><answer>19</answer>", False),
+        ("<thinking><answer>18</answer></thinking>", False),
+        ("<thinking>never closes <answer>18</answer>", False),
+        ("<Answer>18</Answer>", False),
+        ("<thinking><answer>x</answer></thinking><answer>18</answer>", True),
     ],
 )
-def test_integer_needs_a_single_element_outside_the_reasoning(text):
-    assert not is_integer_answer(text)
-
-
-def test_integer_in_the_reasoning_is_not_looked_at():
-    assert is_integer_answer("<thinking><answer>x</answer></thinking><answer>18</answer>")
+def test_integer_needs_a_single_element_outside_the_reasoning(text, integer):
+    assert is_integer_answer(text) is integer
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What must hold for every completion, and that hostile ones take no longer than others."""
+"""Properties of every verdict, and linear time for hostile completions."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Whole completions and whether they are right: where the answer has to stand."""
+"""Complete completions: where the judge finds the answer, and whether it is correct."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from rewards.grading import (
 
 THOUGHT = "<thinking>\n9 * 2 = 18\n</thinking>\n"
 
-# (completion, right for gold 18?, note)
+# (completion, is correct for gold 18, note)
 XML = [
     (THOUGHT + "<answer>\n18\n</answer>", True, "the format that the prompt asks for"),
     (THOUGHT + "<answer>18</answer>", True, "tags on one line"),
@@ -36,12 +36,16 @@ XML = [
     (THOUGHT + "<answer>18</answer></answer>", True, "a stray close tag"),
     ("</answer>" + THOUGHT + "<answer>18</answer>", True, "a stray close tag before"),
     (THOUGHT + "<answer>18</answer></thinking>", True, "a stray close tag of closed reasoning"),
-    ("```xml\n" + THOUGHT + "<answer>18</answer>\n```", True, "a code fence round all"),
+    ("```xml\n" + THOUGHT + "<answer>18</answer>\n```", True, "a code fence around everything"),
     (THOUGHT + "<answer>18</answer>" * 2, True, "twice the same"),
     (THOUGHT + "<answer>18</answer>" * 50, True, "a loop, always the same"),
-    (THOUGHT + "<answer>18</answer><answer>$18.00</answer>", True, "the same value, spelled anew"),
-    (THOUGHT + "<answer>18</answer>" * 3 + "<answer>1", True, "a loop cut off, in agreement"),
-    (THOUGHT + "<answer>18</answer>\n<answer>", True, "a loop cut off right after the tag"),
+    (
+        THOUGHT + "<answer>18</answer><answer>$18.00</answer>",
+        True,
+        "the same value, respelled",
+    ),
+    (THOUGHT + "<answer>18</answer>" * 3 + "<answer>1", True, "a truncated loop, in agreement"),
+    (THOUGHT + "<answer>18</answer>\n<answer>", True, "a loop truncated right after the tag"),
     (THOUGHT + "<answer><answer>18</answer></answer>", True, "the tag doubled, one value"),
     ("I use <answer> tags. <answer>18</answer>", True, "the tag mentioned before it is used"),
     ("<thinking>Put it in <answer> tags.</thinking><answer>18</answer>", True, "a mention"),
@@ -56,12 +60,12 @@ XML = [
     ("18", False, "no element"),
     ("The answer is 18.", False, "no element"),
     ("#### 18", False, "the data set's own marker"),
-    (r"\boxed{18}", False, "a box is no element"),
+    (r"\boxed{18}", False, "a box, not an element"),
     (THOUGHT, False, "only reasoning"),
     (THOUGHT + "18", False, "no element"),
-    (THOUGHT + "<answer>18", False, "cut off: the number may go on"),
-    (THOUGHT + "<answer>18</answer", False, "close tag cut off"),
-    (THOUGHT + "<answer>18</ans", False, "close tag cut off"),
+    (THOUGHT + "<answer>18", False, "truncated: more digits may follow"),
+    (THOUGHT + "<answer>18</answer", False, "truncated close tag"),
+    (THOUGHT + "<answer>18</ans", False, "truncated close tag"),
     (THOUGHT + "18</answer>", False, "no open tag"),
     (THOUGHT + "<answer></answer>", False, "empty"),
     (THOUGHT + "<answer>\n\n</answer>", False, "blank"),
@@ -100,14 +104,14 @@ XML = [
     (THOUGHT + "<answer>18</answer><answer>17</answer>", False, "hedging, right one first"),
     (THOUGHT + "<answer>18</answer> or <answer>20</answer>", False, "hedging with prose"),
     (THOUGHT + "".join(f"<answer>{n}</answer>" for n in range(100)), False, "stuffing"),
-    (THOUGHT + "<answer>18</answer>" * 5_000, False, "stuffed beyond all reason"),
+    (THOUGHT + "<answer>18</answer>" * 5_000, False, "stuffed with thousands of tags"),
     (THOUGHT + "<answer>18</answer><answer>-18</answer>", False, "hedging the sign"),
     (THOUGHT + "<answer></answer><answer>18</answer>", False, "one of two is empty"),
     (THOUGHT + "<answer>your answer goes here</answer><answer>18</answer>", False, "echo first"),
     (THOUGHT + "<answer>17<answer>18</answer>", False, "an answer abandoned"),
     (THOUGHT + "<answer>seventeen <answer>18</answer>", False, "an answer abandoned, in words"),
     (THOUGHT + "<answer>17<answer>18</answer></answer>", False, "nested hedging"),
-    (THOUGHT + "<answer>18</answer><answer>20", False, "a second answer cut off"),
+    (THOUGHT + "<answer>18</answer><answer>20", False, "a truncated second answer"),
     (THOUGHT + "<answer>18 or 20</answer>", False, "two values"),
     (THOUGHT + "<answer>not 18</answer>", False, "negated"),
     (THOUGHT + "<answer>\n" + "18 " * 20_000 + "</answer>", False, "stuffed element"),
@@ -123,7 +127,7 @@ XML = [
 
 R1_ZERO = [
     ("9 * 2 = 18 </think> <answer>18</answer>", True, "the format that the prompt asks for"),
-    ("9 * 2 = 18\n</think>\n<answer> $18 </answer>", True, "on lines of its own"),
+    ("9 * 2 = 18\n</think>\n<answer> $18 </answer>", True, "on separate lines"),
     ("<think> 9 * 2 </think> <answer>18</answer>", True, "the model repeats the open tag"),
     ("a </think> b </think> <answer>18</answer>", True, "closed twice: after the last"),
     ("<answer>20</answer> </think> <answer>18</answer>", True, "a draft in the reasoning"),
@@ -137,8 +141,8 @@ R1_ZERO = [
     ("a </think> <think> b <answer>18</answer>", False, "a second block never closes"),
     ("a </think> <thinking> <answer>18</answer> </thinking>", False, "inside another block"),
     ("a </think> 18", False, "no element"),
-    ("a </think> <answer>18", False, "cut off by the stop string"),
-    ("a </think> \\boxed{18}", False, "a box is no element"),
+    ("a </think> <answer>18", False, "truncated by the stop string"),
+    ("a </think> \\boxed{18}", False, "a box, not an element"),
     ("a </think> <answer>17</answer> <answer>18</answer>", False, "hedging"),
 ]
 
@@ -168,16 +172,16 @@ BOXED = [
     (r"{ \boxed{18}", True, "an open brace before"),
     (r"} \boxed{18} }", True, "stray braces"),
     (r"\boxed{18} and \boxed{", True, "a second box with nothing in it"),
-    (r"\boxed{18} or, in other words, \boxed{1", True, "a second box cut off, in agreement"),
+    (r"\boxed{18} or, in other words, \boxed{1", True, "a truncated second box, in agreement"),
     (r"$\boxed{1{,}8}$ no, $\boxed{18}$", True, "an unreadable step before"),
     ("", False, "nothing"),
     ("18", False, "no box"),
-    ("<answer>18</answer>", False, "an element is no box"),
+    ("<answer>18</answer>", False, "an element, not a box"),
     (r"boxed{18}", False, "no backslash"),
     (r"\boxed 18", False, "no braces"),
     (r"\boxed(18)", False, "other brackets"),
     (r"\fbox{18}", False, "another box"),
-    (r"\boxed{18", False, "cut off"),
+    (r"\boxed{18", False, "truncated"),
     (r"\boxed{18\}", False, "closed by an escaped brace"),
     (r"\boxed{\text{18}", False, "closed once of twice"),
     (r"\boxed{}", False, "empty"),
@@ -212,51 +216,33 @@ BOXED = [
     (r"\boxed{18}. The correct answer is $20.", False, "contradicted"),
     (r"\boxed{18}. Final answer: twenty", False, "contradicted in words"),
     (r"\boxed{18}. Sorry, I meant 20.", False, "contradicted"),
-    (r"\boxed{18} is not the answer, 20 is", False, "taken back"),
-    (r"\boxed{18}. That is wrong.", False, "taken back"),
-    (r"\boxed{18}. I made a mistake.", False, "taken back"),
-    (r"\boxed{18}. Scratch that.", False, "taken back"),
-    (r"\boxed{18} but I now think \boxed{20", False, "a second box cut off"),
+    (r"\boxed{18} is not the answer, 20 is", False, "retracted"),
+    (r"\boxed{18}. That is wrong.", False, "retracted"),
+    (r"\boxed{18}. I made a mistake.", False, "retracted"),
+    (r"\boxed{18}. Scratch that.", False, "retracted"),
+    (r"\boxed{18} but I now think \boxed{20", False, "a truncated second box"),
     (r"\boxed{" + "18" + " " * 1000 + "}", False, "too long to be an answer"),
     (r"\boxed{" + "18" + " " * 1000 + "20}", False, "a second value far away"),
     (r"\boxed{18} then \boxed{" + "20 " * 1000 + "}", False, "the last box is too long"),
 ]
 
 
-def rows(table):
-    return [
-        pytest.param(text, right, note, id=f"{note[:30]}: {ascii(text)[-30:]}")
-        for text, right, note in table
-    ]
+CASES = [
+    pytest.param(name, *case, id=f"{name}: {case[2][:30]}: {ascii(case[0])[-30:]}")
+    for name, table in {"xml": XML, "r1_zero": R1_ZERO, "boxed": BOXED}.items()
+    for case in table
+]
 
 
-@pytest.mark.parametrize(("completion", "right", "note"), rows(XML))
-def test_xml(completion, right, note):
-    verdict = judge(completion, "#### 18", "xml")
+@pytest.mark.parametrize(("prompt_format", "completion", "right", "note"), CASES)
+def test_verdict_extraction_and_reason_agree(prompt_format, completion, right, note):
+    verdict = judge(completion, "#### 18", prompt_format)
     assert verdict.correct is right, f"{note}: {verdict.reason}"
-    assert is_correct(completion, "#### 18", "xml") is right
-
-
-@pytest.mark.parametrize(("completion", "right", "note"), rows(R1_ZERO))
-def test_r1_zero(completion, right, note):
-    verdict = judge(completion, "#### 18", "r1_zero")
-    assert verdict.correct is right, f"{note}: {verdict.reason}"
-
-
-@pytest.mark.parametrize(("completion", "right", "note"), rows(BOXED))
-def test_boxed(completion, right, note):
-    verdict = judge(completion, "#### 18", "boxed")
-    assert verdict.correct is right, f"{note}: {verdict.reason}"
-
-
-def test_verdict_extraction_and_reason_agree():
-    for name, table in {"xml": XML, "r1_zero": R1_ZERO, "boxed": BOXED}.items():
-        for completion, right, note in table:
-            verdict = judge(completion, "#### 18", name)
-            assert verdict.extracted == extract_answer(completion, name), note
-            assert (verdict.extracted == "18") is right, note
-            assert verdict.reason.isascii(), note
-            assert 0 < len(verdict.reason) < 120, note
+    assert is_correct(completion, "#### 18", prompt_format) is right
+    assert verdict.extracted == extract_answer(completion, prompt_format)
+    assert (verdict.extracted == "18") is right
+    assert verdict.reason.isascii()
+    assert 0 < len(verdict.reason) < 120
 
 
 @pytest.mark.parametrize(
@@ -279,10 +265,7 @@ def test_verdict_extraction_and_reason_agree():
 )
 def test_lenient_takes_the_last_number(completion, right):
     assert lenient_is_correct(completion, "#### 18") is right
-
-
-def test_lenient_reads_signs_and_commas():
-    assert lenient_is_correct("so -$1,200.", "#### -1,200")
+    assert lenient_is_correct("so -$1,200.", "#### -1,200")  # signs and commas
     assert not lenient_is_correct("so 1,200", "#### -1200")
 
 
@@ -333,7 +316,7 @@ def gsm8k_answers():
     root = Path(__file__).resolve().parents[2]
     folder = Path(os.environ.get("SOLOGRPO_GSM8K") or root.parent / "shared" / "gsm8k")
     if not (folder / "test.jsonl").is_file():
-        pytest.skip(f"GSM8K is not at {folder}; name its folder in SOLOGRPO_GSM8K")
+        pytest.skip(f"GSM8K is not at {folder}: set SOLOGRPO_GSM8K to its folder")
     paths = (folder / "train.jsonl", folder / "test.jsonl")
     return [
         json.loads(line)["answer"]
@@ -359,7 +342,7 @@ def test_all_of_gsm8k():
             assert not is_correct(template.format("so", gold + 1), answer, prompt_format)
 
 
-def test_worked_solutions_in_the_reasoning_do_not_disturb_the_verdict():
+def test_worked_solutions_in_the_reasoning_do_not_change_the_verdict():
     for answer in gsm8k_answers()[::40]:
         solution, gold = answer.rsplit("####", 1)
         completion = f"<thinking>\n{solution}\n</thinking>\n<answer>\n{gold}\n</answer>"

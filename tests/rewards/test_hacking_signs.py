@@ -1,4 +1,4 @@
-"""Signs of reward hacking: what shows them, and what honest completions do not show."""
+"""Signs of reward hacking: which completions show them, and which do not."""
 
 import pytest
 

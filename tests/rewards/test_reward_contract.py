@@ -1,4 +1,4 @@
-"""What TRL expects of every reward, and what each reward pays."""
+"""The contract of every built-in reward, and its scores."""
 
 import pickle
 import subprocess
@@ -36,55 +36,41 @@ def as_chat(text):
 
 
 @pytest.mark.parametrize("name", REWARDS)
-def test_chat_and_text_score_alike(name):
+def test_every_reward_keeps_the_contract(name):
     reward = REWARDS[name]
     scores = call(reward, TEXTS)
     assert len(scores) == len(TEXTS)
     assert all(isinstance(score, float) for score in scores)
-    assert call(reward, [as_chat(text) for text in TEXTS]) == scores
     parts = [[{"role": "assistant", "content": [{"type": "text", "text": t}]}] for t in TEXTS]
-    assert call(reward, parts) == scores
-
-
-@pytest.mark.parametrize("name", REWARDS)
-def test_prompt_format_may_be_a_name_or_a_column(name):
-    reward = REWARDS[name]
-    for prompt_format in ("xml", "r1_zero", "boxed"):
-        one = call(reward, TEXTS, prompt_format=prompt_format)
-        assert one == call(reward, TEXTS, prompt_format=[prompt_format] * len(TEXTS))
-
-
-@pytest.mark.parametrize("name", REWARDS)
-def test_an_empty_batch(name):
-    assert call(REWARDS[name], []) == []
-
-
-@pytest.mark.parametrize("name", REWARDS)
-def test_rewards_are_picklable(name):
-    assert pickle.loads(pickle.dumps(REWARDS[name])) is REWARDS[name]
+    for chat in ([as_chat(text) for text in TEXTS], parts):
+        assert call(reward, chat) == scores
+    for prompt_format in ("xml", "r1_zero", "boxed"):  # one name for all, or a column
+        column = call(reward, TEXTS, prompt_format=[prompt_format] * len(TEXTS))
+        assert call(reward, TEXTS, prompt_format=prompt_format) == column
+    assert call(reward, []) == []
+    assert pickle.loads(pickle.dumps(reward)) is reward
 
 
 @pytest.mark.parametrize("reward", [answer_correctness, boxed_correctness, gsm8k_weighted])
-def test_no_score_without_a_usable_gold(reward):
+def test_no_score_without_a_valid_gold(reward):
     assert reward(["<answer>18</answer>", "18"], ["18", "#### x"]) == [None, None]
     assert reward([GOOD, r"\boxed{18}"], ["nothing", "#### 18"])[0] is None
 
 
-@pytest.mark.parametrize("reward", [answer_correctness, boxed_correctness, gsm8k_weighted])
-def test_columns_of_another_length_are_an_error(reward):
+@pytest.mark.parametrize(
+    ("reward", "columns"),
+    [
+        (answer_correctness, {"answer": ["#### 18"]}),
+        (boxed_correctness, {"answer": ["#### 18"]}),
+        (gsm8k_weighted, {"answer": ["#### 18"]}),
+        (completion_length, {"completion_ids": [[7]]}),
+        (reasoning_length, {"completion_ids": [[7]]}),
+        (answer_correctness, {"answer": ["#### 18"] * 2, "prompt_format": ["xml"]}),
+    ],
+)
+def test_columns_of_another_length_are_an_error(reward, columns):
     with pytest.raises(ValueError, match="zip"):
-        reward([GOOD, GOOD], ["#### 18"])
-
-
-@pytest.mark.parametrize("reward", [completion_length, reasoning_length])
-def test_token_ids_of_another_length_are_an_error(reward):
-    with pytest.raises(ValueError, match="zip"):
-        reward([GOOD, GOOD], completion_ids=[[7]])
-
-
-def test_prompt_formats_of_another_length_are_an_error():
-    with pytest.raises(ValueError, match="zip"):
-        answer_correctness([GOOD, GOOD], ["#### 18"] * 2, prompt_format=["xml"])
+        reward([GOOD, GOOD], **columns)
 
 
 def test_an_unknown_prompt_format_is_not_taken_for_a_missing_gold():
@@ -110,7 +96,7 @@ def test_text_of(completion, text):
     assert text_of(completion) == text
 
 
-# --- what each reward pays ----------------------------------------------------------------------
+# --- scores -------------------------------------------------------------------------------------
 
 
 def test_answer_correctness_follows_the_column_of_formats():

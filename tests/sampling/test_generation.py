@@ -46,11 +46,11 @@ def by_hand(
         new.append(int(logits[0, -1].argmax()))
         text = tokenizer.decode(new, skip_special_tokens=True)
         if new[-1] == tokenizer.eos_token_id:
-            return Completion(text, len(new), truncated=False)
+            return Completion(text, len(new), "end_token")
         for length in range(len(text) + 1):
             if text[:length].endswith(tuple(stop_strings)):
-                return Completion(text[:length], len(new), truncated=False)
-    return Completion(text, len(new), truncated=True)
+                return Completion(text[:length], len(new), "stop_string")
+    return Completion(text, len(new), "length")
 
 
 @pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen"])
@@ -59,7 +59,7 @@ def test_batches_equal_one_by_one(family: str, request: pytest.FixtureRequest) -
     prompts = ragged_prompts(tokenizer)
     expected = [by_hand(model, tokenizer, prompt) for prompt in prompts]
     # The prompts must exercise what is claimed: both endings, several lengths, different texts.
-    assert {completion.truncated for completion in expected} == {True, False}
+    assert {c.stop_reason for c in expected} == {"length", "end_token"}
     assert len({completion.text for completion in expected}) > 5
     # All in one batch; batches of two or three; one a batch.
     for token_budget in (16384, 600, 1):
@@ -86,7 +86,7 @@ def test_stop_strings_end_each_completion_by_itself(
     tokenizer.pad_token = pad_token
     prompts, stop_strings = ragged_prompts(tokenizer), STOP_STRINGS[family]
     expected = [by_hand(model, tokenizer, prompt, stop_strings) for prompt in prompts]
-    # The prompts must exercise what is claimed: every stop string ends some, and some go on.
+    # The prompts must exercise what is claimed: every stop string ends some, and some continue.
     assert all(any(c.text.endswith(string) for c in expected) for string in stop_strings)
     assert not all(c.text.endswith(stop_strings) for c in expected)
     if by_transformers:
@@ -135,12 +135,12 @@ def test_limit_cuts_and_says_so(tiny_llama: Path) -> None:
     model, tokenizer = load(tiny_llama)
     prompts = ragged_prompts(tokenizer)
     whole = generate_greedily(model, tokenizer, prompts, NEW_TOKENS)
-    ended = min((c for c in whole if not c.truncated), key=lambda c: c.token_count)
+    ended = min((c for c in whole if c.stop_reason != "length"), key=lambda c: c.token_count)
     index = whole.index(ended)
     (exact,) = generate_greedily(model, tokenizer, [prompts[index]], ended.token_count)
     (short,) = generate_greedily(model, tokenizer, [prompts[index]], ended.token_count - 1)
     assert exact == ended  # the end-of-text token itself still fits
-    assert short == Completion(ended.text, ended.token_count - 1, truncated=True)
+    assert short == Completion(ended.text, ended.token_count - 1, "length")
 
 
 def test_sampling_settings_of_the_model_are_not_used(tiny_llama: Path) -> None:
@@ -174,7 +174,7 @@ def test_every_end_token_of_the_model_ends(tiny_llama: Path) -> None:
         done = generate_greedily(model, tokenizer, ragged_prompts(tokenizer), NEW_TOKENS)
     finally:
         model.generation_config.eos_token_id = shipped
-    assert any(c.text.endswith("4") and not c.truncated for c in done)
+    assert any(c.text.endswith("4") and c.stop_reason != "length" for c in done)
     assert not any("4" in c.text[:-1] for c in done)
 
 

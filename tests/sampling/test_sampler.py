@@ -185,7 +185,7 @@ def out_of_memory(done: Sampled) -> Sampled:
 
 
 BROKEN = [
-    (wrong_log_probs, r"0\.[23].. nats a token off the trainer"),
+    (wrong_log_probs, r"0\.[23].. nats per token off the trainer"),
     (not_a_number, "nan nats"),
     (raising, "NotImplementedError: no kernel for this$"),
     (out_of_memory, "OutOfMemoryError: CUDA out of memory"),

@@ -40,9 +40,9 @@ def test_usual_settings_are_not_mentioned(tokenizer: PreTrainedTokenizerBase) ->
     [
         (["--warmup_steps", "100"], "never reaches 0.0005; try --warmup_steps 10"),
         (["--learning_rate", "1e-3"], "or set beta 0.02"),
-        (["--temperature", "0.2"], "temperature 0.2: completions of a group"),
-        (["--max_completion_length", "3"], "what the prompt shows cannot be written"),
-        (["--save_steps", "100"], "a crash loses everything; set save_steps 10"),
+        (["--temperature", "0.2"], "temperature 0.2: the completions of a group"),
+        (["--max_completion_length", "3"], "the model cannot write what the prompt shows"),
+        (["--save_steps", "100"], "a crash would lose everything; set save_steps 10"),
         (["--save_strategy", "no"], "no checkpoint before step 100"),
         (["--trust_remote_code", "true"], "runs on this machine with your rights"),
     ],

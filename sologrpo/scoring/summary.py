@@ -1,0 +1,140 @@
+"""Summarise and compare records: the numbers of `results.json` and `precisions.json`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from statistics import mean
+from typing import Any
+
+from sologrpo.scoring.records import Answer, Evaluated, Record
+from sologrpo.scoring.statistics import (
+    clustered_interval,
+    compare_paired,
+    majority_share,
+    pass_at_k,
+    percentile,
+    wilson_interval,
+)
+
+
+def summarise(records: Sequence[Record]) -> dict[str, Any]:
+    """Summarise the records of one model.
+
+    Args:
+        records: at least one.
+
+    Returns:
+        The numbers of `results.json`; docs/evaluation.md explains each. Rates are shares of all
+        records, from 0 to 1.
+    """
+    n = len(records)
+    correct, lenient = sum(r.correct for r in records), sum(r.lenient_correct for r in records)
+    summary = {
+        "n": n,
+        "accuracy": correct / n,
+        "accuracy_ci95": list(wilson_interval(correct, n)),
+        "accuracy_lenient": lenient / n,
+        "accuracy_lenient_ci95": list(wilson_interval(lenient, n)),
+        "format_rate": mean(record.format_ok for record in records),
+        "trailing_text_rate": mean(record.trailing_text for record in records),
+        "integer_rate": mean(record.integer_answer for record in records),
+        "truncated_rate": mean(record.truncated for record in records),
+        "no_answer_rate": mean(record.extracted is None for record in records),
+        "mean_completion_tokens": mean(record.completion_tokens for record in records),
+        "completion_tokens": {
+            "all": _lengths(records),
+            "right": _lengths([record for record in records if record.correct]),
+            "wrong": _lengths([record for record in records if not record.correct]),
+        },
+        "by_kind": _accuracy_by_kind(records),
+    }
+    if records[0].samples:
+        summary["sampled"] = _summarise_samples(records)
+    return summary
+
+
+def _lengths(answers: Sequence[Answer]) -> dict[str, float] | None:
+    """Summarise the completions' lengths in tokens; None without completions."""
+    tokens = [answer.completion_tokens for answer in answers]
+    if not tokens:
+        return None
+    return {"mean": mean(tokens), "p50": percentile(tokens, 50), "p95": percentile(tokens, 95)}
+
+
+def _accuracy_by_kind(records: Sequence[Record]) -> dict[str, dict[str, float]]:
+    """Return the accuracy on each kind of problem; empty if the data set names no kinds."""
+    kinds = sorted({record.kind for record in records if record.kind is not None})
+    groups = {kind: [r.correct for r in records if r.kind == kind] for kind in kinds}
+    return {kind: {"n": len(group), "accuracy": mean(group)} for kind, group in groups.items()}
+
+
+def _summarise_samples(records: Sequence[Record]) -> dict[str, Any]:
+    """Return pass@k for k = 1, 2, 4, ... and maj@K of the samples, with intervals by problem."""
+    K = len(records[0].samples)
+    right = [sum(sample.correct for sample in record.samples) for record in records]
+    scores = {
+        f"pass@{k}": [pass_at_k(K, count, k) for count in right] for k in _powers_of_two(K)
+    } | {f"maj@{K}": [_majority(record.samples) for record in records]}
+    # pass@1 averages K samples per problem; the other scores are one number per problem already.
+    samples = {name: K if name == "pass@1" else 1 for name in scores}
+    return {
+        "num_samples": K,
+        "scores": {name: mean(values) for name, values in scores.items()},
+        "scores_ci95": {
+            name: list(clustered_interval(values, samples[name])) for name, values in scores.items()
+        },
+        "truncated_rate": mean(s.truncated for record in records for s in record.samples),
+        "completion_tokens": _lengths([s for record in records for s in record.samples]),
+    }
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    """Return 1, 2, 4, ... up to `limit`.
+
+    >>> _powers_of_two(1), _powers_of_two(6), _powers_of_two(8)
+    ([1], [1, 2, 4], [1, 2, 4, 8])
+    """
+    return [2**i for i in range(limit.bit_length())]
+
+
+def _majority(samples: Sequence[Answer]) -> float:
+    return majority_share([s.extracted for s in samples], [s.correct for s in samples])
+
+
+def compare(before: Sequence[Record], after: Sequence[Record]) -> dict[str, Any]:
+    """Compare two models on the same problems: the paired numbers of `results.json`.
+
+    Args:
+        before: records of the baseline.
+        after: records of the trained model, in the same order.
+
+    Raises:
+        ValueError: if their numbers of records differ.
+    """
+    return asdict(compare_paired([r.correct for r in before], [r.correct for r in after]))
+
+
+def compare_precisions(evaluated: Mapping[str, Evaluated], trained: str) -> dict[str, Any]:
+    """Compare each precision with the one in which the model was trained, on the same problems.
+
+    Args:
+        evaluated: by precision.
+        trained: the precision to compare with.
+
+    Returns:
+        `trained`, and under `precisions` for each its label, accuracy and interval; the paired
+        comparison; and `differing_rate`, the share of greedy completions whose text differs.
+    """
+    reference = evaluated[trained].records
+    rows = {
+        precision: {
+            "label": results["label"],
+            "precision": results["precision"],
+            "accuracy_ci95": results["accuracy_ci95"],
+            "differing_rate": mean(
+                a.completion != b.completion for a, b in zip(reference, records, strict=True)
+            ),
+        }
+        | compare(reference, records)
+        for precision, (records, results) in evaluated.items()
+    }
+    return {"trained": trained, "precisions": rows}

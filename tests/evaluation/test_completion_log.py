@@ -1,0 +1,106 @@
+"""The log that `--resume` reads, and the hashes that identify an evaluation."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sologrpo.errors import InputError
+from sologrpo.evaluation.completion_log import CompletionLog, check_same_settings
+from sologrpo.evaluation.identity import COMPLETE_BYTES, MODEL_FILES, hash_folder
+from sologrpo.sampling.generation import Completion
+
+BATCHES = [
+    {(1, 0): Completion("a\nb", 3, "length"), (0, 0): Completion("c", 1, "end_token")},
+    {(0, 1): Completion("\ud83d", 2, "length")},
+]
+
+
+def open_log(path: Path, resume: bool = False, **settings: Any) -> CompletionLog:
+    return CompletionLog(path, {"seed": 0, "limit": 4} | settings, resume)
+
+
+def write_log(path: Path) -> CompletionLog:
+    log = open_log(path)
+    for batch in BATCHES:
+        log.append(batch, 1.5)
+    return log
+
+
+def test_a_log_is_read_back(tmp_path: Path) -> None:
+    written = write_log(tmp_path / "log")
+    assert written.completions == BATCHES[0] | BATCHES[1]
+    again = open_log(tmp_path / "log", resume=True)
+    assert (again.completions, again.seconds) == (written.completions, 3.0)
+    assert again.describe_speed() == {"seconds": 3.0, "tokens_per_second": 2.0}
+    again.delete()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("cut", [1, 2, 10, 30, 49])
+def test_an_incomplete_batch_is_dropped(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "log"
+    write_log(path)
+    complete = path.read_bytes()
+    assert cut < len(complete.splitlines(keepends=True)[-1])
+    path.write_bytes(complete[:-cut])
+    again = open_log(path, resume=True)
+    assert list(again.completions) == [(1, 0), (0, 0)]
+    again.append(BATCHES[1], 1.5)
+    assert path.read_bytes() == complete  # the incomplete line is gone
+
+
+def test_a_log_starts_again_without_resume_or_settings(tmp_path: Path) -> None:
+    write_log(tmp_path / "log")
+    assert open_log(tmp_path / "log").completions == {}
+    assert open_log(tmp_path / "log", resume=True).completions == {}
+    (tmp_path / "log").write_text('{"settings": {"se', encoding="utf-8")
+    assert open_log(tmp_path / "log", resume=True).completions == {}
+
+
+def test_other_settings_are_refused(tmp_path: Path) -> None:
+    write_log(tmp_path / "log")
+    before = (tmp_path / "log").read_bytes()
+    with pytest.raises(InputError, match=r"limit 4, not 8.*leave out --resume") as caught:
+        open_log(tmp_path / "log", resume=True, limit=8)
+    assert "seed" not in str(caught.value)
+    assert (tmp_path / "log").read_bytes() == before
+    with pytest.raises(InputError, match=r"top_p None, not 1\.0"):
+        check_same_settings({}, {"top_p": 1.0})
+
+
+# -- hashes --------------------------------------------------------------------------------------
+
+
+def test_hash_covers_small_files_completely(tmp_path: Path) -> None:
+    def hash_of(weights: bytes, config: bytes = b"{}") -> str:
+        (tmp_path / "model.safetensors").write_bytes(weights)
+        (tmp_path / "config.json").write_bytes(config)
+        (tmp_path / "README.md").write_bytes(weights[::-1])
+        return hash_folder(tmp_path, MODEL_FILES)
+
+    first = hash_of(b"abc")
+    assert first.startswith("sha256:")
+    assert first == hash_of(b"abc")
+    assert len({first, hash_of(b"abd"), hash_of(b"ab"), hash_of(b"abc", b"{ }")}) == 4
+
+
+def test_hash_of_a_large_file_detects_another_training(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    size = COMPLETE_BYTES + 12345
+
+    def hash_with(offset: int | None, length: int = 1) -> str:
+        with path.open("wb") as file:
+            file.truncate(size)  # sparse: takes no space
+            if offset is not None:
+                file.seek(offset)
+                file.write(b"\1" * length)
+        return hash_folder(tmp_path, MODEL_FILES)
+
+    untouched = hash_with(None)
+    assert untouched.startswith("sampled-sha256:")
+    assert hash_with(0) != untouched
+    assert hash_with(size - 1) != untouched
+    # Any stretch longer than the gap between two blocks is detected: one layer of a model, say.
+    assert hash_with(size // 3, length=size // 60) != untouched
+    assert hash_with(100_000) == untouched  # the docstring names this limit

@@ -1,0 +1,240 @@
+"""Verdicts, summaries and tables of records, and their files. Needs no model."""
+
+import io
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sologrpo.errors import InputError
+from sologrpo.scoring.records import (
+    Answer,
+    Evaluated,
+    Problem,
+    Record,
+    hash_text,
+    judge_again,
+    judge_answer,
+    make_record,
+    read_records,
+    read_results,
+    write_evaluated,
+)
+from sologrpo.scoring.summary import compare_precisions, summarise
+from sologrpo.scoring.table import print_precisions
+
+RIGHT = "<thinking>\n5 + 7 = 12\n</thinking>\n<answer>\n12\n</answer>"
+WRONG = "<thinking>\n5 + 7 = 13\n</thinking>\n<answer>\n13\n</answer>"
+LOOSE = "5 + 7 = 12"  # no tags: right for the lenient judge only
+CHATTY = "<answer>12</answer> I hope this helps!"
+WORDY = "<answer>twelve shells</answer>"
+PROBLEM = Problem(0, hash_text("5 + 7?"), "5 + 7?", "#### 12", "xml", "<user>5 + 7?", "add")
+
+
+def answer(text: str, tokens: int = 9, stop: str = "end_token", asked: str = "xml") -> Answer:
+    return judge_answer(text, tokens, stop, "#### 12", asked)
+
+
+def record(text: str, tokens: int = 9, stop: str = "end_token", kind: str | None = "add") -> Record:
+    return make_record(replace(PROBLEM, kind=kind), answer(text, tokens, stop))
+
+
+# -- verdicts ------------------------------------------------------------------------------------
+
+
+def test_an_answer_keeps_what_was_judged() -> None:
+    assert answer(WRONG, 17, "length") == Answer(
+        completion=WRONG,
+        completion_tokens=17,
+        stop_reason="length",
+        truncated=True,
+        extracted="13",
+        correct=False,
+        lenient_correct=False,
+        format_ok=True,
+        trailing_text=False,
+        integer_answer=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "integer"),
+    [
+        (RIGHT, "xml", True),
+        (WORDY, "xml", False),
+        (LOOSE, "xml", False),
+        (r"so \boxed{12}", "boxed", True),
+        (r"so \boxed{3} and \boxed{1,200}", "boxed", True),
+        (r"so \boxed{12.5}", "boxed", False),
+        ("so 12", "boxed", False),
+        ("5 + 7 </think> <answer> 12 </answer>", "r1_zero", True),
+        ("5 + 7 </think> <answer> 12 shells </answer>", "r1_zero", False),
+    ],
+)
+def test_integer_answer_of_every_format(text: str, asked: str, integer: bool) -> None:
+    assert answer(text, asked=asked).integer_answer is integer
+
+
+# -- summaries -----------------------------------------------------------------------------------
+
+
+def test_summary_counts_shares_of_all_records() -> None:
+    records = [
+        record(RIGHT, 10), record(RIGHT, 20, kind="divide"), record(WRONG, 30), record(LOOSE, 5),
+        record(CHATTY, 15, "length", kind=None),
+    ]  # fmt: skip
+    summary = summarise(records)
+    # Wilson's intervals of 3 and of 4 in 5.
+    assert summary.pop("accuracy_ci95") == pytest.approx((0.2307, 0.8824), abs=1e-4)
+    assert summary.pop("accuracy_lenient_ci95") == pytest.approx((0.3755, 0.9638), abs=1e-4)
+    assert summary == {
+        "n": 5,
+        "accuracy": 3 / 5,
+        "accuracy_lenient": 4 / 5,
+        "format_rate": 3 / 5,
+        "truncated_rate": 1 / 5,
+        "trailing_text_rate": 1 / 5,
+        "integer_rate": 4 / 5,
+        "no_answer_rate": 1 / 5,
+        "mean_completion_tokens": 16,
+        "completion_tokens": {
+            "all": {"mean": 16, "p50": 15, "p95": 28},
+            "right": {"mean": 15, "p50": 15, "p95": 19.5},
+            "wrong": {"mean": 17.5, "p50": 17.5, "p95": 28.75},
+        },
+        "by_kind": {"add": {"n": 3, "accuracy": 1 / 3}, "divide": {"n": 1, "accuracy": 1.0}},
+    }
+    one = summarise([record(RIGHT, kind=None)])
+    assert (one["completion_tokens"]["wrong"], one["by_kind"]) == (None, {})
+    assert "sampled" not in one
+
+
+def test_samples_are_counted_by_problem() -> None:
+    texts = [[RIGHT, RIGHT, WRONG, LOOSE], [WRONG, RIGHT, LOOSE, LOOSE], [WRONG] * 4]
+    records = [make_record(PROBLEM, answer(LOOSE), map(answer, four)) for four in texts]
+    summary = summarise(records)
+    assert summary["accuracy"] == 0  # of the greedy answers, whatever was sampled
+    sampled = summary["sampled"]
+    assert sampled["num_samples"] == 4
+    assert sampled["scores"] == pytest.approx(
+        {
+            "pass@1": (2 + 1 + 0) / 12,
+            "pass@2": (5 / 6 + 3 / 6 + 0) / 3,
+            "pass@4": 2 / 3,
+            # 2 votes against 1; a tie of 1 and 1; all for the wrong one.
+            "maj@4": (1 + 0.5 + 0) / 3,
+        }
+    )
+    for name, (low, high) in sampled["scores_ci95"].items():
+        assert 0 <= low < sampled["scores"][name] < high <= 1
+
+
+def test_precisions_are_compared_with_the_trained_one() -> None:
+    def evaluated(*texts: str) -> Evaluated:
+        records = [record(text) for text in texts]
+        return Evaluated(records, summarise(records) | {"label": "x", "precision": "in words"})
+
+    comparison = compare_precisions(
+        {
+            "merged": evaluated(RIGHT, WRONG, WRONG + " ", RIGHT),
+            "nf4_adapter": evaluated(RIGHT, WRONG, WRONG, WRONG),
+        },
+        "nf4_adapter",
+    )
+    assert comparison["trained"] == "nf4_adapter"
+    merged, trained = comparison["precisions"]["merged"], comparison["precisions"]["nf4_adapter"]
+    assert (merged["differing_rate"], merged["delta"]) == (0.5, 0.25)
+    assert (merged["newly_right"], merged["newly_wrong"]) == (1, 0)
+    assert (trained["differing_rate"], trained["delta"]) == (0, 0)
+
+
+def test_the_table_of_precisions_fits_80_columns() -> None:
+    names = ("merged", "merged_dequantised", "adapter", "nf4_adapter", "merged_requantised")
+    row = {
+        "n": 100, "accuracy": 0.28, "accuracy_ci95": [0.201, 0.375], "delta": 0.19,
+        "delta_ci95": [0.087, 0.291], "newly_right": 24, "newly_wrong": 5, "mcnemar_p": 0.00054611,
+        "differing_rate": 0.95,
+    }  # fmt: skip
+    text = io.StringIO()
+    comparison = {"trained": "nf4_adapter", "precisions": dict.fromkeys(names, row)}
+    print_precisions(Console(file=text, width=80), comparison)
+    assert "…" not in text.getvalue()
+    assert all(name in text.getvalue() for name in names)
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def test_records_and_results_are_read_back(tmp_path: Path) -> None:
+    written = [
+        make_record(PROBLEM, answer(RIGHT), [answer(WRONG), answer("line\u2028break \ud83d")]),
+        record(LOOSE, kind=None),
+    ]
+    write_evaluated(tmp_path, Evaluated(written, {"n": 2}))
+    lines = (tmp_path / "records.jsonl").read_text(encoding="utf-8")
+    assert lines.count(PROBLEM.prompt) == 2  # once per problem, however many samples
+    read = read_records(tmp_path / "records.jsonl")
+    assert read[1:] == written[1:]
+    assert read[0].samples[0] == written[0].samples[0]
+    assert read[0].samples[1].completion == "line\u2028break ?"  # half of a surrogate pair
+    assert read_results(tmp_path / "results.json") == {"n": 2}
+    assert read_results(tmp_path / "nowhere.json") == {}
+
+
+OLD: dict[str, Any] = {
+    "index": 0, "question": "5 + 7?", "gold": "#### 12", "completion": RIGHT, "extracted": "99",
+    "correct": False, "lenient_correct": True, "format_ok": True, "trailing_text": False,
+    "truncated": False, "completion_tokens": 9, "kind": None,
+}  # fmt: skip
+
+
+def test_old_records_can_be_judged_again(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps(OLD) + "\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"line 1 names no prompt_format: give --prompt_format"):
+        read_records(path)
+    (tmp_path / "results.json").write_text('{"prompt_format": "xml"}', encoding="utf-8")
+    (old,) = read_records(path)
+    assert (old.correct, old.extracted) == (False, "99")
+    new = judge_again(old)
+    assert asdict(new) == asdict(old) | {"correct": True, "extracted": "12", "integer_answer": True}
+    assert new.question_hash == hash_text("5 + 7?")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no records"),
+        ("{", "line 1 is not a record"),
+        ("[]", "line 1 is not a record"),
+        ('{"question": "5 + 7?"}', "line 1 is not a record"),
+        (json.dumps(OLD | {"gold": "12"}), "not a record"),
+        (json.dumps(OLD | {"prompt_format": "yaml"}), "unknown prompt_format 'yaml'"),
+        (json.dumps(OLD) + "\n" + json.dumps(OLD)[:50], "line 2 is not a record"),
+    ],
+)
+def test_files_without_records_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=message) as caught:
+        list(map(judge_again, read_records(path, "xml")))
+    assert "\n" not in str(caught.value)
+
+
+def test_scoring_imports_no_library_of_models_and_regrade_no_torch() -> None:
+    code = (
+        "import sys, sologrpo.scoring, evaluate; print(*sys.modules); "
+        "sys.argv = ['evaluate.py', '--regrade', 'nowhere.jsonl']\n"
+        "try: evaluate.main()\n"
+        "except SystemExit: print(*sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    imported, after_regrade = (set(line.split()) for line in printed.splitlines())
+    assert not {"torch", "transformers", "trl", "numpy", "datasets"} & imported
+    assert not {"torch", "trl", "datasets"} & after_regrade
