@@ -1,10 +1,12 @@
 """`train.py` and `evaluate.py` as a user calls them: in this process, or in one of their own."""
 
 import importlib.util
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,6 +52,16 @@ def exit_code(module: ModuleType, *arguments: object) -> int:
     return 0
 
 
+def run_here(name: str, *arguments: object) -> Printed:
+    """Run a script with these arguments, in this process; capture what Python prints."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = exit_code(load_script(name), *arguments)
+    printed = Printed(err.getvalue())
+    printed.code, printed.stdout = code, out.getvalue()
+    return printed
+
+
 def printed_by(
     module: ModuleType, capfd: pytest.CaptureFixture[str], *arguments: object
 ) -> Printed:
@@ -66,6 +78,14 @@ def script_environment(**more: str) -> dict[str, str]:
     """What a script needs to find the project and `tiny`, on one core."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     return os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | more
+
+
+def launch_command(*arguments: object) -> list[str]:
+    """Return the command that launches `train.py` as the documents do; run it in `ROOT`."""
+    accelerate = Path(sys.executable).parent / "accelerate"
+    one_device = ROOT / "configs" / "accelerate" / "one_device.yaml"
+    command = [accelerate, "launch", "--quiet", "--config_file", one_device, ROOT / "train.py"]
+    return list(map(str, [*command, *arguments]))
 
 
 def command_of(name: str, *arguments: object) -> list[str]:

@@ -46,6 +46,11 @@ class ExportArguments:
         default=None, help="Hub name of the base model, for the card of a run on a local folder"
     )
 
+    @property
+    def pushed(self) -> str | None:
+        """The kind of model to push, or to prepare with `--dry_run`; None if nothing is pushed."""
+        return self.what if self.push_to_hub else None
+
 
 def check_export_arguments(arguments: ExportArguments) -> None:
     """Check that the export flags make sense together.

@@ -1,47 +1,41 @@
-"""Several runs on one page: what the template of the comparison is given."""
+"""Collect what the page of several runs shows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from sologrpo.report.charts import draw_overlays, styles
+from sologrpo.report.charts import draw_accuracies, draw_overlays
 from sologrpo.report.evaluation import compare, score
-from sologrpo.report.reading import Evaluation, Record, Run, is_baseline
+from sologrpo.report.reading import Evaluation, Run, is_baseline
+from sologrpo.report.summary import facts
+from sologrpo.report.values import Record, Rows, flatten
 
-Rows = list[tuple[str, str]]
-
-# They name the run, so they differ always and say nothing.
+# Settings that name the run: they always differ.
 OWN_NAMES = {"output_dir", "logging_dir", "run_name"}
 
 
-def comparison_page(
-    runs: Sequence[Run], facts_of: Callable[[Run], Rows], table_of: Callable[[Record], Rows]
-) -> Record:
-    """Runs side by side.
-
-    Args:
-        runs: at least two, with different names.
-        facts_of: names and values of a run's headline.
-        table_of: dotted names and printable values of a config or an environment.
-    """
+def comparison_page(runs: Sequence[Run]) -> Record:
+    """Return the values of the template for runs with different names, at least two."""
+    scores = [
+        {**score(evaluation), "label": f"{run.name}, {evaluation.label}"}
+        for run in runs
+        for evaluation in run.evaluations
+    ]
     return {
         "name": " · ".join(run.name for run in runs),
         "notes": [f"{run.name}: {note}" for run in runs for note in run.notes],
-        "runs": [(run.name, *style) for run, style in zip(runs, styles(), strict=False)],
-        "facts": _side_by_side([facts_of(run) for run in runs]),
-        "scores": [
-            {**score(evaluation), "label": f"{run.name}, {evaluation.label}"}
-            for run in runs
-            for evaluation in run.evaluations
-        ],
+        "names": [run.name for run in runs],
+        "facts": _side_by_side([facts(run) for run in runs]),
+        "scores": scores,
+        "accuracies": draw_accuracies(scores),
         "against_first": _against_first(runs),
-        "chapters": draw_overlays([(run.name, run.metrics) for run in runs]),
-        "config": _differences([table_of(run.config) for run in runs]),
-        "environment": _differences([table_of(run.environment) for run in runs]),
+        "chapters": draw_overlays({run.name: run.metrics for run in runs}),
+        "config": _differences([flatten(run.config) for run in runs]),
+        "environment": _differences([flatten(run.environment) for run in runs]),
     }
 
 
-def named_apart(run_dirs: Sequence[Path]) -> list[str]:
-    """Names of the runs: the folder's, with as many of its parents as tell it from the others."""
+def distinct_names(run_dirs: Sequence[Path]) -> list[str]:
+    """Name runs by their folder, with as many of its parents as are needed to tell them apart."""
     parts = [run_dir.resolve().parts for run_dir in run_dirs]
     depth = 1
     while len({path[-depth:] for path in parts}) < len({*parts}):
@@ -50,21 +44,21 @@ def named_apart(run_dirs: Sequence[Path]) -> list[str]:
 
 
 def _side_by_side(columns: Sequence[Rows]) -> list[tuple[str, list[str]]]:
-    """Rows of a table with a column a run; empty where a run lacks the row."""
+    """Join tables into one with a column a run; a cell is empty where a run lacks the row."""
     tables = [dict(rows) for rows in columns]
     keys = dict.fromkeys(key for table in tables for key in table)
     return [(key, [table.get(key, "") for table in tables]) for key in keys]
 
 
 def _differences(columns: Sequence[Rows]) -> Record:
-    """Rows in which the runs differ, and how many are alike."""
+    """Return the rows in which the runs differ, and the number of other rows."""
     rows = [row for row in _side_by_side(columns) if row[0] not in OWN_NAMES]
     different = [row for row in rows if len(set(row[1])) > 1]
     return {"rows": different, "alike": len(rows) - len(different)}
 
 
 def _against_first(runs: Sequence[Run]) -> list[Record]:
-    """Each run's trained model against the first run's, where they answered the same problems."""
+    """Compare each trained model with the first run's, where they answered the same problems."""
     first = _trained(runs[0])
     return [
         {**found, "label": f"{run.name} against {runs[0].name}"}

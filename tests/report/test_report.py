@@ -1,9 +1,10 @@
-"""The report of a made-up run, of unfinished ones, and of model output that attacks the page."""
+"""The report of a made-up run, of unfinished runs, and of model output that attacks the page."""
 
 import json
 import os
 import random
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -18,7 +19,6 @@ import pytest
 from made_up_run import (
     ATTACK,
     PROBLEMS,
-    STEPS,
     attack_everywhere,
     eval_record,
     metric_row,
@@ -29,14 +29,27 @@ from made_up_run import (
     write_run,
 )
 from sologrpo.errors import InputError
-from sologrpo.report.charts import draw_reward_curve, moving_average, series
-from sologrpo.report.reading import as_text, fair_shares, read_metrics
-from sologrpo.report.report import main, write_comparison, write_report
+from sologrpo.report import write_comparison, write_report
+from sologrpo.report.metrics import moving_average, series
+from sologrpo.report.report import main
+from sologrpo.report.reward_curve import draw_reward_curve
+from sologrpo.report.values import as_text, fair_shares, first_line, flatten
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory with its report, for tests that only read."""
+    path = write_run(tmp_path_factory.mktemp("runs") / "quickstart")
+    write_report(path)
+    return path
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    return write_run(tmp_path / "quickstart")
+def run_dir(finished: Path, tmp_path: Path) -> Path:
+    """A copy of a run directory, for tests that change it."""
+    path = tmp_path / "quickstart"
+    shutil.copytree(finished, path, ignore=shutil.ignore_patterns("report.html", "*.png"))
+    return path
 
 
 class Page(HTMLParser):
@@ -54,8 +67,8 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         self.text += data
 
-    def count(self, name: str) -> int:
-        return sum(tag == name for tag, _ in self.tags)
+    def with_attribute(self, name: str) -> list[dict[str, str | None]]:
+        return [attrs for _, attrs in self.tags if name in attrs]
 
 
 def page_at(path: Path) -> Page:
@@ -70,12 +83,19 @@ def section(path: Path, name: str) -> str:
     return " ".join(Page(part.replace("<", " <")).text.split())
 
 
-def charts_of(path: Path) -> list[dict[str, str | None]]:
-    return [attrs for tag, attrs in page_at(path).tags if tag == "figure"]
+def figures_of(path: Path) -> dict[str, Any]:
+    """Plotly figures of the page by title."""
+    charts = page_at(path).with_attribute("data-figure")
+    return {str(c["aria-label"]): json.loads(c["data-figure"] or "") for c in charts}
 
 
-def completion_entries(path: Path) -> list[dict[str, str | None]]:
-    return [attrs for _, attrs in page_at(path).tags if "data-signal" in attrs]
+def legend_of(figure: Any) -> list[str]:
+    return [trace.get("name", "") for trace in figure["data"] if trace.get("showlegend", True)]
+
+
+def entries_of(path: Path) -> list[dict[str, str | None]]:
+    """The completions in the page."""
+    return page_at(path).with_attribute("data-signal")
 
 
 def png_size(path: Path) -> tuple[int, int]:
@@ -86,10 +106,16 @@ def png_size(path: Path) -> tuple[int, int]:
     return width, height
 
 
-def test_full_report(run_dir: Path) -> None:
-    path = write_report(run_dir)
-    assert path == run_dir / "report.html"
-    page = page_at(path)
+def add_config(run_dir: Path, lines: str) -> None:
+    with (run_dir / "config.yaml").open("a") as file:
+        file.write(lines)
+
+
+# --- a finished run --------------------------------------------------------------------------
+
+
+def test_full_report(finished: Path) -> None:
+    page = page_at(finished / "report.html")
     for expected in (
         "quickstart",
         "HuggingFaceTB/SmolLM2-135M",
@@ -99,121 +125,34 @@ def test_full_report(run_dir: Path) -> None:
         "share",
         "sampling",
         "packages.trl",
-        "Groups without signal",
         "step 40",
         "latest step first",
         "answer_correctness",
         "read_as",
     ):
         assert expected in page.text, expected
-    assert page.count("svg") == 12  # the panels whose metrics this run logs
+    figures = figures_of(finished / "report.html")
+    assert len(figures) == 13  # the accuracies, and the panels whose metrics this run logs
+    assert figures["Accuracy on the test problems"]["data"][0]["x"] == [20 / 60, 37 / 60]
     assert "missing" not in {attrs.get("class") for _, attrs in page.tags}
     assert "hf_secret" not in page.text
 
 
-def test_full_report_numbers_agree_with_the_records(run_dir: Path) -> None:
-    page = page_at(write_report(run_dir))
+def test_numbers_agree_with_the_records(finished: Path) -> None:
     before = [i % 3 == 0 for i in range(PROBLEMS)]
     after = [(i % 3 == 0 and i % 9 != 0) or i % 2 == 0 for i in range(PROBLEMS)]
     newly_right = sum(a and not b for b, a in zip(before, after, strict=True))
     newly_wrong = sum(b and not a for b, a in zip(before, after, strict=True))
     delta = 100 * (newly_right - newly_wrong) / PROBLEMS
-    text = " ".join(page.text.split())
+    text = " ".join(page_at(finished / "report.html").text.split())
     assert f"newly right {newly_right}, newly wrong {newly_wrong}," in text
     assert f"Accuracy rose by {delta:.1f} points" in text
 
 
-def test_stated_comparison_wins_and_needs_no_baseline_folder(tmp_path: Path) -> None:
-    stated = {"baseline_accuracy": 0.25, "delta": -0.5, "delta_ci95": [-0.6, -0.4]}
-    write_eval(tmp_path, "trained", [True, False], **stated, mcnemar_p=1e-9)
-    text = page_at(write_report(tmp_path)).text
-    assert "Accuracy fell by 50.0 points (95 % interval -60.0 to -40.0 points)." in text
-    assert "< 0.0001" in text
-
-
-def test_no_clear_difference_is_said(tmp_path: Path) -> None:
-    write_eval(tmp_path, "baseline", [True, False, True])
-    write_eval(tmp_path, "trained", [True, True, False])
-    assert "No clear difference" in page_at(write_report(tmp_path)).text
-
-
-def test_different_problems_are_not_compared(tmp_path: Path) -> None:
-    write_eval(tmp_path, "baseline", [True, False, True])
-    write_eval(tmp_path, "trained", [True, True])
-    assert "No paired comparison yet" in page_at(write_report(tmp_path)).text
-
-
-def test_no_interval_without_a_reading(tmp_path: Path) -> None:
-    """Fields that are missing or of the wrong type leave a gap, never a made-up number."""
-    folder = tmp_path / "eval" / "trained"
-    folder.mkdir(parents=True)
-    (folder / "results.json").write_text(
-        '{"n": 0, "accuracy": null, "by_kind": {"add": 3, "mul": {"n": 5, "accuracy": 50.0}}}'
-    )
-    assert "n/a" in page_at(write_report(tmp_path)).text
-
-
-def test_empty_run(tmp_path: Path) -> None:
-    page = page_at(write_report(tmp_path))
-    for expected in (
-        "No evaluation yet",
-        "No steps logged yet",
-        "logged no times",
-        "Nothing to compare yet",
-        "No completions logged yet",
-        "No config.yaml",
-        "No environment.json",
-    ):
-        assert expected in page.text
-    assert png_size(tmp_path / "reward_curve.png")[0] == 1800
-
-
-def test_first_step_only(tmp_path: Path) -> None:
-    write_lines(tmp_path / "metrics.jsonl", [metric_row(1, random.Random(0))])
-    assert page_at(write_report(tmp_path)).count("svg") > 5
-
-
-def test_torn_last_line(run_dir: Path) -> None:
-    with (run_dir / "metrics.jsonl").open("ab") as file:
-        file.write('{"step": 41, "note": "é'.encode()[:-1])
-    assert len(read_metrics(run_dir / "metrics.jsonl")) == STEPS + 4
-    lines = STEPS + 5
-    note = f"metrics.jsonl: line {lines} is torn and was skipped"
-    assert note in page_at(write_report(run_dir)).text
-
-
-def test_torn_files_are_named(run_dir: Path) -> None:
-    (run_dir / "environment.json").write_text('{"python": ')
-    (run_dir / "config.yaml").write_text("a: [1, 2")
-    (run_dir / "completions" / "completions_00099.parquet").write_bytes(b"PAR1 half")
-    (run_dir / "eval" / "trained" / "results.json").write_text("[]")
-    (run_dir / "eval" / "baseline" / "records.jsonl").write_text("3\n")
-    text = page_at(write_report(run_dir)).text
-    for name in (
-        "environment.json could not be read",
-        "config.yaml could not be read",
-        "completions/completions_00099.parquet could not be read",
-        "results.json could not be read",
-        "eval/baseline/records.jsonl: line 1 is torn",
-    ):
-        assert name in text
-
-
-def test_model_output_never_becomes_markup(tmp_path: Path) -> None:
-    attack_everywhere(tmp_path)
-    other = tmp_path / "other"
-    other.mkdir()
-    for path in (write_report(tmp_path), write_comparison([tmp_path, other])):
-        page = page_at(path)
-        assert ATTACK in page.text
-        assert page.count("script") == 1
-        assert page.count("img") == 0
-        assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
-
-
-def test_nothing_is_loaded_from_elsewhere(run_dir: Path) -> None:
-    page = page_at(write_report(run_dir))
-    source = (run_dir / "report.html").read_text(encoding="utf-8")
+def test_nothing_is_loaded_from_elsewhere(finished: Path) -> None:
+    page = page_at(finished / "report.html")
+    source = (finished / "report.html").read_text(encoding="utf-8")
+    assert len(source) < 5_000_000
     assert "http://" not in source
     assert "https://" not in source
     assert "@import" not in source
@@ -221,15 +160,14 @@ def test_nothing_is_loaded_from_elsewhere(run_dir: Path) -> None:
     for _, attrs in page.tags:
         for name in ("src", "href", "xlink:href"):
             assert (attrs.get(name) or "#").startswith("#")
-    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", source))
-    policy = [attrs["content"] for tag, attrs in page.tags if "http-equiv" in attrs]
-    assert policy[0] is not None
-    assert policy[0].startswith("default-src 'none'; ")
+    assert "url(" not in source
+    (policy,) = page.with_attribute("http-equiv")
+    assert str(policy["content"]).startswith("default-src 'none'; ")
 
 
-def test_page_is_well_formed(run_dir: Path) -> None:
-    """Every element is closed, and in order."""
-    source = write_report(run_dir).read_text(encoding="utf-8")
+def test_page_is_well_formed(finished: Path) -> None:
+    """Every element is closed, in order."""
+    source = (finished / "report.html").read_text(encoding="utf-8")
     assert source.startswith("<!doctype html>")
     source = re.sub(r"<(style|script)[^>]*>.*?</\1>", "", source, flags=re.DOTALL)
     tags = re.findall(r"<(/?)([a-z][a-z0-9]*)[^>]*?(/?)>", source, flags=re.IGNORECASE)
@@ -242,22 +180,14 @@ def test_page_is_well_formed(run_dir: Path) -> None:
     assert stack == []
 
 
-def test_half_a_surrogate_pair_is_survived(tmp_path: Path) -> None:
-    for label in ("baseline", "trained"):
-        write_eval(tmp_path, label, [True])
-        write_lines(tmp_path / "eval" / label / "records.jsonl", [eval_record(1, True, "\ud83d")])
-    assert write_report(tmp_path).is_file()
-
-
 def test_report_is_deterministic_and_leaves_no_other_file(run_dir: Path) -> None:
-    first = {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
+    names = ("report.html", "reward_curve.png")
+    first = {path.name for path in run_dir.iterdir()}
     write_report(run_dir)
-    once = (run_dir / "report.html").read_bytes(), (run_dir / "reward_curve.png").read_bytes()
+    once = [(run_dir / name).read_bytes() for name in names]
     write_report(run_dir)
-    again = (run_dir / "report.html").read_bytes(), (run_dir / "reward_curve.png").read_bytes()
-    assert once == again
-    written = {path.name for path in run_dir.iterdir() if path.is_file()} - first.keys()
-    assert written == {"report.html", "reward_curve.png"}
+    assert once == [(run_dir / name).read_bytes() for name in names]
+    assert {path.name for path in run_dir.iterdir()} - first == {*names}
 
 
 def test_a_failed_write_keeps_the_old_report(run_dir: Path, monkeypatch: Any) -> None:
@@ -273,228 +203,49 @@ def test_a_failed_write_keeps_the_old_report(run_dir: Path, monkeypatch: Any) ->
     assert not list(run_dir.glob(".*.tmp"))
 
 
-def test_completions_are_shown_by_group_best_first(run_dir: Path) -> None:
-    text = section(write_report(run_dir), "completions")
-    assert text.startswith("Training completions ")
-    group = text[text.index("step 40 ") :].split("step 40 ")[1]
-    assert group.startswith("What is 40 + 0?")
-    advantages = [float(found) for found in re.findall(r"advantage (\S+)", group)]
-    assert advantages == [1.0] * 4 + [-1.0] * 4
-    assert "read_as five" in group
+# --- charts ----------------------------------------------------------------------------------
 
 
-def test_completions_are_judged_by_the_reward_for_the_answer(run_dir: Path) -> None:
-    """1 of the outcome reward is right, nothing is not judged; the sum heeds the weights."""
-    config = (run_dir / "config.yaml").read_text()
-    (run_dir / "config.yaml").write_text(config + "reward_weights: [0.2, 1.0]\n")
-    entries = completion_entries(write_report(run_dir))
-    assert len(entries) == 14 * 16
-    verdicts = Counter(entry["data-verdict"] for entry in entries)
-    assert verdicts == {"right": 14 * 2, "wrong": 14 * 13, "not judged": 14}
-    rewards = {(e["data-verdict"], e.get("data-reward")) for e in entries}
-    assert rewards == {
-        ("right", "1"), ("right", "1.2"), ("wrong", "0"), ("wrong", "0.2"), ("not judged", "0"),
-    }  # fmt: skip
+def test_charts_carry_their_numbers(finished: Path) -> None:
+    """The pointer reads what was logged, not the averages that are drawn."""
+    reward = figures_of(finished / "report.html")["Reward"]
+    legend = ["reward", "answer_correctness", "strict_format", "validation accuracy"]
+    assert legend_of(reward) == legend
+    curves = {trace["name"]: trace for trace in reward["data"] if trace.get("customdata")}
+    logged = dict(series(metric_rows(), "reward"))
+    curve = curves["reward"]
+    read = dict(zip(curve["x"], curve["customdata"], strict=True))
+    assert read == pytest.approx(logged, rel=1e-3)
+    validation = curves["validation accuracy"]
+    assert validation["x"] == [10, 20, 30, 40]
+    assert validation["y"] == validation["customdata"] == [0.36, 0.41, 0.46, 0.51]
+    assert validation["hovertemplate"].endswith("%}")
+    assert validation["yaxis"] == "y2"
 
 
-def test_the_configured_outcome_reward_judges(run_dir: Path) -> None:
-    config = (run_dir / "config.yaml").read_text()
-    (run_dir / "config.yaml").write_text(config + "outcome_reward: strict_format\n")
-    entries = completion_entries(write_report(run_dir))
-    assert Counter(e["data-verdict"] for e in entries) == {"right": 14 * 12, "wrong": 14 * 4}
-
-
-def test_a_batch_that_was_logged_again_is_not_shown_again(tmp_path: Path) -> None:
-    for step in (1, 2):
-        write_completions(tmp_path / "completions", 1)
-        first = tmp_path / "completions" / "completions_00001.parquet"
-        os.replace(first, tmp_path / "completions" / f"completions_0000{step}_.parquet")
-    assert len(completion_entries(write_report(tmp_path))) == 16
-
-
-def test_equal_completions_of_a_group_are_all_shown(tmp_path: Path) -> None:
-    """Eight times the same text is what a collapsed policy looks like."""
-    folder = tmp_path / "completions"
-    folder.mkdir()
-    table = {"step": [1] * 8, "prompt": ["2?"] * 8, "completion": ["2"] * 8, "length": [0.0] * 8}
-    pd.DataFrame(table).to_parquet(folder / "completions_00001.parquet")
-    assert len(completion_entries(write_report(tmp_path))) == 8
-
-
-def test_the_question_of_a_text_prompt_is_what_differs(tmp_path: Path) -> None:
-    folder = tmp_path / "completions"
-    folder.mkdir()
-    frame = "A conversation. User: {} Assistant: <think>"
-    prompts = [frame.format(question) for question in ("Ann has 2 pens.", "Amy has 3 cups.")]
-    pd.DataFrame({"step": [1] * 2, "prompt": prompts, "completion": ["a", "b"]}).to_parquet(
-        folder / "completions_00001.parquet"
-    )
-    text = section(write_report(tmp_path), "completions")
-    assert "Ann has 2 pens. " in text.split("step 1")[1].split("A conversation")[0]
-    assert "Amy has 3 cups. " in text.split("step 1")[2].split("A conversation")[0]
-
-
-def test_a_long_run_is_cut_and_says_so(tmp_path: Path) -> None:
-    """300 steps of 32 completions of 2,000 characters: 19 MB in the logs."""
-    for step in range(1, 301):
-        words = f"{step} is a number and so on " * 80
-        rows = [
-            {"step": step, "prompt": f"{step} {i // 8}", "completion": words, "judge": float(i % 2)}
-            for i in range(32)
-        ]
-        (tmp_path / "completions").mkdir(exist_ok=True)
-        path = tmp_path / "completions" / f"completions_{step:05d}.parquet"
-        pd.DataFrame(rows).to_parquet(path)
-    records = [{**eval_record(i, i % 2 == 0, "so on " * 300)} for i in range(1_319)]
-    for label in ("baseline", "trained"):
-        write_eval(tmp_path, label, [True])
-        write_lines(tmp_path / "eval" / label / "records.jsonl", records)
-    path = write_report(tmp_path)
-    assert path.stat().st_size < 2_500_000
-    said = re.search(
-        r"Here are (\d+) of the 9,600 logged completions, from (\d+) of 300 logged steps",
-        section(path, "completions"),
-    )
-    assert said is not None
-    assert int(said[1]) == len(completion_entries(path))
-    assert int(said[2]) >= 30
-    steps = [int(entry["data-step"] or 0) for entry in completion_entries(path)]
-    assert steps[0] == 300
-    assert steps[-1] == 1
-    assert re.search(r"\d+ of the 1,319 are here; all are in", section(path, "problems"))
-
-
-def test_fair_shares() -> None:
-    assert fair_shares([], 10) == []
-    assert fair_shares([1, 2], 10) == [1, 2]
-    assert fair_shares([100, 1, 100], 11) == [5, 1, 5]
-    assert fair_shares([5, 5], 0) == [0, 0]
-
-
-def test_what_is_zero_at_every_step_is_named_and_not_drawn(run_dir: Path) -> None:
+def test_metrics_that_are_zero_at_every_step_are_named_and_not_drawn(run_dir: Path) -> None:
     rows = [{**row, "clip_ratio/region_mean": 0.0} for row in metric_rows()]
     write_lines(run_dir / "metrics.jsonl", rows)
     path = write_report(run_dir)
     assert "Zero at every step, so not drawn: Clipped tokens." in section(path, "curves")
-    assert page_at(path).count("svg") == 12
-
-
-def test_charts_carry_their_numbers(run_dir: Path) -> None:
-    """What is read out under the pointer is what was logged, not what was averaged."""
-    charts = {chart["aria-label"]: chart for chart in charts_of(write_report(run_dir))}
-    data = json.loads(charts["Reward over training steps"]["data-chart"] or "")
-    lines = {line["label"]: line for line in data["lines"]}
-    assert [*lines] == ["reward", "answer_correctness", "strict_format", "validation accuracy"]
-    logged = dict(series(metric_rows(), "reward"))
-    assert dict(lines["reward"]["points"]) == pytest.approx(logged, rel=1e-3)
-    assert lines["validation accuracy"]["points"] == [
-        [10, 0.36],
-        [20, 0.41],
-        [30, 0.46],
-        [40, 0.51],
-    ]
-    assert lines["validation accuracy"]["percent"]
+    assert "Clipped tokens" not in figures_of(path)
 
 
 def test_rewards_are_named_with_their_weights(run_dir: Path) -> None:
     rewards = 'rewards: [strict_format, {"my.module:answer_correctness": {a: 1}}]\n'
-    config = (run_dir / "config.yaml").read_text() + rewards + "reward_weights: [0.2, 1]\n"
-    (run_dir / "config.yaml").write_text(config)
-    text = section(write_report(run_dir), "curves")
-    assert "strict_format (weight 0.2)" in text
-    assert "answer_correctness (weight 1)" in text
+    add_config(run_dir, rewards + "reward_weights: [0.2, 1]\n")
+    legend = legend_of(figures_of(write_report(run_dir))["Reward"])
+    assert legend[1:3] == ["answer_correctness (weight 1)", "strict_format (weight 0.2)"]
 
 
-def test_newer_fields_of_an_evaluation_are_shown(tmp_path: Path) -> None:
-    tokens = {"all": {"mean": 1, "p50": 87.4, "p95": 211.0}, "right": None}
-    sampled = {"num_samples": 4, "scores": {"pass@1": 0.375, "maj@4": 0.5}}
-    write_eval(
-        tmp_path, "trained", [True, False], integer_rate=0.81, no_answer_rate=0.07,
-        completion_tokens=tokens, sampled=sampled, tokens_per_second=1234.5,
-    )  # fmt: skip
-    text = section(write_report(tmp_path), "scores")
-    for expected in (
-        "integer answer 81.0 %",
-        "no answer found 7.0 %",
-        "pass@1, sampled 37.5 %",
-        "maj@4, sampled 50.0 %",
-        "tokens, median / 95th percentile 87 / 211",
-        "tokens a second 1,234.5",
-    ):
-        assert expected in text
-    assert "of right answers" not in text
-
-
-def test_one_evaluation_alone_can_be_browsed(tmp_path: Path) -> None:
-    write_eval(tmp_path, "trained", [True, False, False])
-    text = section(write_report(tmp_path), "problems")
-    assert "Test problems, trained: wrong 2, right 1." in text
-
-
-def test_precisions_are_compared(tmp_path: Path) -> None:
-    table = {
-        "nf4_adapter": {"accuracy": 0.5, "accuracy_ci95": [0.4, 0.6], "differing_rate": 0.0},
-        "merged": {"accuracy": 0.48, "delta": -0.02, "delta_ci95": [-0.05, 0.01],
-                   "differing_rate": 0.125},
-    }  # fmt: skip
-    write_eval(tmp_path, "trained", [True, False])
-    content = {"trained": "nf4_adapter", "precisions": table}
-    (tmp_path / "eval" / "precisions.json").write_text(json.dumps(content))
-    text = section(write_report(tmp_path), "scores")
-    assert "nf4_adapter trained 50.0 % 40.0 to 60.0 0.0 %" in text
-    assert "merged 48.0 % -2.0 -5.0 to 1.0 12.5 %" in text
-
-
-def second_run(root: Path) -> Path:
-    """Another learning rate, other answers to the same problems, no KL."""
-    write_run(root)
-    config = (root / "config.yaml").read_text().replace("1.0e-05", "5.0e-06")
-    (root / "config.yaml").write_text(config + "hub_token: hf_other\n")
-    rows = [{key: row[key] for key in row if key != "kl"} for row in metric_rows()]
-    write_lines(root / "metrics.jsonl", rows)
-    right = [i % 2 == 1 for i in range(PROBLEMS)]
-    records = [eval_record(i, ok, "") for i, ok in enumerate(right)]
-    write_lines(root / "eval" / "trained" / "records.jsonl", records)
-    return root
-
-
-def test_comparison(run_dir: Path) -> None:
-    path = write_comparison([run_dir, second_run(run_dir.parent / "slower")])
-    assert path == run_dir.parent / "comparison.html"
-    config = section(path, "config")
-    assert re.search(r"quickstart slower learning_rate 1e-05 5e-06 \d+ other values", config)
-    assert "No difference in 3 values." in config
-    assert "slower against quickstart" in section(path, "overview")
-    charts = {chart["aria-label"]: chart for chart in charts_of(path)}
-    kl = "KL from the reference model (nats a token)"
-    kl = "KL from the reference model (nats a token)"
-    for title, runs in (("Reward", ["quickstart", "slower"]), (kl, ["quickstart"])):
-        data = json.loads(charts[f"{title} over training steps"]["data-chart"] or "")
-        assert [line["label"] for line in data["lines"]] == runs
-    assert "hf_" not in path.read_text(encoding="utf-8")
-
-
-def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / folder / "quickstart") for folder in ("a", "b")]
-    page = page_at(write_comparison(runs, tmp_path / "both.html"))
-    assert "a/quickstart · b/quickstart" in page.text
-
-
-def test_a_run_cannot_be_compared_with_itself(run_dir: Path) -> None:
-    with pytest.raises(InputError, match="named twice"):
-        write_comparison([run_dir, run_dir.parent / "." / run_dir.name])
-
-
-def test_comparison_of_empty_runs(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    page = page_at(write_comparison([tmp_path / "a", tmp_path / "b"]))
-    for expected in (
-        "No run was evaluated",
-        "No steps logged yet",
-        "No difference in 0 values",
-    ):
-        assert expected in page.text
+def test_first_step_only(tmp_path: Path) -> None:
+    write_lines(tmp_path / "metrics.jsonl", [metric_row(1, random.Random(0))])
+    figures = figures_of(write_report(tmp_path))
+    assert len(figures) > 5
+    assert {trace["mode"] for f in figures.values() for trace in f["data"]} <= {
+        "markers",
+        "lines+markers",
+    }
 
 
 def test_reward_curve_png(tmp_path: Path) -> None:
@@ -504,7 +255,7 @@ def test_reward_curve_png(tmp_path: Path) -> None:
     assert 20_000 < path.stat().st_size < 600_000
 
 
-def test_series_keeps_the_redone_step_and_drops_what_is_no_number() -> None:
+def test_series_keeps_the_repeated_step_and_drops_values_that_are_not_numbers() -> None:
     rows: list[dict[str, Any]] = [
         {"step": 2, "reward": 1.0},
         {"step": 3, "reward": 9.0},
@@ -523,18 +274,359 @@ def test_moving_average_looks_back_only() -> None:
     assert moving_average([], 3) == []
 
 
+# --- evaluations -----------------------------------------------------------------------------
+
+RIGHT_HALF = {"trained": ([True, False], {})}
+STATED = {"baseline_accuracy": 0.25, "delta": -0.5, "delta_ci95": [-0.6, -0.4], "mcnemar_p": 1e-9}
+NEWER_FIELDS = {
+    "integer_rate": 0.81,
+    "no_answer_rate": 0.07,
+    "completion_tokens": {"all": {"mean": 1, "p50": 87.4, "p95": 211.0}, "right": None},
+    "sampled": {"num_samples": 4, "scores": {"pass@1": 0.375, "maj@4": 0.5}},
+    "tokens_per_second": 1234.5,
+}
+# Of wrong types: they leave a gap, never an invented number.
+WRONG_TYPES = {
+    "n": 0,
+    "accuracy": None,
+    "accuracy_ci95": ["a", 1],
+    "completion_tokens": [1],
+    "sampled": "no",
+    "by_kind": {"add": 3, "mul": {"n": 5, "accuracy": 50.0}},
+}
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "expected"),
+    [
+        (  # stated in results.json: needs no baseline
+            {"trained": ([True, False], STATED)},
+            ["Accuracy fell by 50.0 points (95 % interval -60.0 to -40.0 points).", "< 0.0001"],
+        ),
+        (
+            {"baseline": ([True, False, True], {}), "trained": ([True, True, False], {})},
+            ["No clear difference"],
+        ),
+        (  # not the same problems
+            {"baseline": ([True, False, True], {}), "trained": ([True, True], {})},
+            ["No paired comparison yet"],
+        ),
+        (
+            {"trained": ([True, False], NEWER_FIELDS)},
+            [
+                "integer answer 81.0 %",
+                "no answer found 7.0 %",
+                "pass@1, sampled 37.5 %",
+                "maj@4, sampled 50.0 %",
+                "tokens, median / 95th percentile 87 / 211 tokens a second 1,234.5",
+            ],
+        ),
+        (
+            {"trained": ([True, False, False], {})},
+            ["Test problems, trained: wrong 2, right 1."],
+        ),
+        ({"trained": ([True, False], WRONG_TYPES)}, ["n/a", "add n/a mul 5 problems 5000.0 %"]),
+    ],
+)
+def test_evaluations_are_shown_and_compared(
+    tmp_path: Path, evaluations: Any, expected: list[str]
+) -> None:
+    for label, (right, results) in evaluations.items():
+        write_eval(tmp_path, label, right, **results)
+    source = write_report(tmp_path).read_text(encoding="utf-8")
+    text = " ".join(Page(source.replace("<", " <")).text.split())
+    for words in expected:
+        assert words in text
+
+
+def test_precisions_are_compared(tmp_path: Path) -> None:
+    table = {
+        "nf4_adapter": {"accuracy": 0.5, "accuracy_ci95": [0.4, 0.6], "differing_rate": 0.0},
+        "merged": {
+            "accuracy": 0.48,
+            "delta": -0.02,
+            "delta_ci95": [-0.05, 0.01],
+            "differing_rate": 0.125,
+        },
+    }
+    write_eval(tmp_path, "trained", [True, False])
+    content = {"trained": "nf4_adapter", "precisions": table}
+    (tmp_path / "eval" / "precisions.json").write_text(json.dumps(content))
+    text = section(write_report(tmp_path), "scores")
+    assert "nf4_adapter trained 50.0 % 40.0 to 60.0 0.0 %" in text
+    assert "merged 48.0 % -2.0 -5.0 to 1.0 12.5 %" in text
+
+
+# --- completions -----------------------------------------------------------------------------
+
+
+def test_completions_are_shown_by_group_best_first(finished: Path) -> None:
+    text = section(finished / "report.html", "completions")
+    assert text.startswith("Training completions ")
+    group = text[text.index("step 40 ") :].split("step 40 ")[1]
+    assert group.startswith("What is 40 + 0?")
+    advantages = [float(found) for found in re.findall(r"advantage (\S+)", group)]
+    assert advantages == [1.0] * 4 + [-1.0] * 4
+    assert "read_as five" in group
+
+
+@pytest.mark.parametrize(
+    ("config", "verdicts", "rewards"),
+    [
+        (  # a score of 1 is right, none is not judged; the sum uses the weights
+            "reward_weights: [0.2, 1.0]\n",
+            {"right": 14 * 2, "wrong": 14 * 13, "not judged": 14},
+            {"0", "0.2", "1", "1.2"},
+        ),
+        (
+            "outcome_reward: strict_format\n",
+            {"right": 14 * 12, "wrong": 14 * 4},
+            {"0", "1", "2"},
+        ),
+    ],
+)
+def test_the_outcome_reward_judges_completions(
+    run_dir: Path, config: str, verdicts: dict[str, int], rewards: set[str]
+) -> None:
+    add_config(run_dir, config)
+    entries = entries_of(write_report(run_dir))
+    assert Counter(entry["data-verdict"] for entry in entries) == verdicts
+    assert {entry.get("data-reward") for entry in entries} == rewards
+
+
+def test_a_batch_that_was_logged_again_is_not_shown_again(tmp_path: Path) -> None:
+    for step in (1, 2):
+        write_completions(tmp_path / "completions", 1)
+        first = tmp_path / "completions" / "completions_00001.parquet"
+        os.replace(first, tmp_path / "completions" / f"completions_0000{step}_.parquet")
+    assert len(entries_of(write_report(tmp_path))) == 16
+
+
+def write_parquet(run_dir: Path, columns: dict[str, list[Any]], step: int = 1) -> None:
+    path = run_dir / "completions" / f"completions_{step:05d}.parquet"
+    path.parent.mkdir(exist_ok=True)
+    pd.DataFrame(columns).to_parquet(path)
+
+
+def test_equal_completions_of_a_group_are_all_shown(tmp_path: Path) -> None:
+    """A collapsed policy writes the same text eight times."""
+    columns = {"step": [1] * 8, "prompt": ["2?"] * 8, "completion": ["2"] * 8, "length": [0.0] * 8}
+    write_parquet(tmp_path, columns)
+    assert len(entries_of(write_report(tmp_path))) == 8
+
+
+def test_the_question_of_a_text_prompt_is_the_part_that_differs(tmp_path: Path) -> None:
+    frame = "A conversation. User: {} Assistant: <think>"
+    prompts = [frame.format(question) for question in ("Ann has 2 pens.", "Amy has 3 cups.")]
+    write_parquet(tmp_path, {"step": [1] * 2, "prompt": prompts, "completion": ["a", "b"]})
+    text = section(write_report(tmp_path), "completions")
+    assert "Ann has 2 pens. " in text.split("step 1")[1].split("A conversation")[0]
+    assert "Amy has 3 cups. " in text.split("step 1")[2].split("A conversation")[0]
+
+
+def test_a_long_run_is_cut_and_says_so(tmp_path: Path) -> None:
+    """300 steps of 32 completions of 2,000 characters: 19 MB in the logs."""
+    for step in range(1, 301):
+        columns = {
+            "step": [step] * 32,
+            "prompt": [f"{step} {i // 8}" for i in range(32)],
+            "completion": [f"{step} is a number and so on " * 80] * 32,
+            "judge": [float(i % 2) for i in range(32)],
+        }
+        write_parquet(tmp_path, columns, step)
+    records = [{**eval_record(i, i % 2 == 0, "so on " * 300)} for i in range(1_319)]
+    for label in ("baseline", "trained"):
+        write_eval(tmp_path, label, [True])
+        write_lines(tmp_path / "eval" / label / "records.jsonl", records)
+    path = write_report(tmp_path)
+    assert path.stat().st_size < 4_000_000
+    said = re.search(
+        r"Here are (\d+) of the 9,600 logged completions, from (\d+) of 300 logged steps",
+        section(path, "completions"),
+    )
+    assert said is not None
+    entries = entries_of(path)
+    assert int(said[1]) == len(entries)
+    assert int(said[2]) >= 30
+    assert entries[0]["data-step"] == "300"
+    assert entries[-1]["data-step"] == "1"
+    assert re.search(r"\d+ of the 1,319 are here; all are in", section(path, "problems"))
+
+
+# --- missing, damaged and hostile files ------------------------------------------------------
+
+
+def test_empty_run(tmp_path: Path) -> None:
+    page = page_at(write_report(tmp_path))
+    for expected in (
+        "No evaluation yet",
+        "No steps logged yet",
+        "logged no times",
+        "Nothing to compare yet",
+        "No completions logged yet",
+        "No config.yaml",
+        "No environment.json",
+    ):
+        assert expected in page.text
+    assert png_size(tmp_path / "reward_curve.png")[0] == 1800
+
+
+def test_damaged_files_are_named(run_dir: Path) -> None:
+    rows = len((run_dir / "metrics.jsonl").read_bytes().splitlines())
+    with (run_dir / "metrics.jsonl").open("ab") as file:
+        file.write('{"step": 41, "note": "é'.encode()[:-1])
+    (run_dir / "environment.json").write_text('{"python": ')
+    (run_dir / "config.yaml").write_text("a: [1, 2")
+    (run_dir / "completions" / "completions_00099.parquet").write_bytes(b"PAR1 half")
+    pages = run_dir / "completions" / "completions_00040.parquet"
+    content = pages.read_bytes()
+    pages.write_bytes(content[:4] + b"\xff" * 1000 + content[1004:])  # the footer is intact
+    (run_dir / "eval" / "trained" / "results.json").write_text("[" * 100_000)
+    records = '3\n{"index": [1], "question": {}}\n'
+    (run_dir / "eval" / "baseline" / "records.jsonl").write_text(records)
+    path = write_report(run_dir)
+    for note in (
+        f"metrics.jsonl: line {rows + 1} is damaged and was skipped",
+        "environment.json could not be read",
+        "config.yaml could not be read",
+        "completions/completions_00099.parquet could not be read",
+        "completions/completions_00040.parquet could not be read",
+        "results.json could not be read",
+        "eval/baseline/records.jsonl: line 1 is damaged",
+    ):
+        assert note in page_at(path).text
+    assert "Reward" in figures_of(path)
+
+
+def test_half_a_surrogate_pair_is_replaced(tmp_path: Path) -> None:
+    for label in ("baseline", "trained"):
+        write_eval(tmp_path, label, [True])
+        write_lines(tmp_path / "eval" / label / "records.jsonl", [eval_record(1, True, "\ud83d")])
+    assert write_report(tmp_path).is_file()
+
+
+def test_model_output_never_becomes_markup(tmp_path: Path) -> None:
+    attack_everywhere(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in (write_report(tmp_path), write_comparison([tmp_path, other])):
+        page = page_at(path)
+        assert ATTACK in page.text
+        scripts = [attrs.get("type") for tag, attrs in page.tags if tag == "script"]
+        assert scripts == ["application/gzip", None]
+        assert not [attrs for tag, attrs in page.tags if tag == "img"]
+        assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
+        for figure in figures_of(path).values():  # Plotly reads tags and links in labels
+            labels = [*legend_of(figure), *figure["layout"]["yaxis"].get("ticktext", [])]
+            assert not [label for label in labels if "<" in label]
+
+
+def test_secrets_are_hidden() -> None:
+    record = {
+        "hub_token": "hf_x",
+        "model_init": {"push_to_hub_token": "hf_y"},
+        "vllm_server_base_url": "http://me:secret@host:8000",
+    }
+    assert flatten(record) == [
+        ("hub_token", "(hidden)"),
+        ("model_init.push_to_hub_token", "(hidden)"),
+        ("vllm_server_base_url", "http://(hidden)@host:8000"),
+    ]
+
+
+# --- several runs ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slower(run_dir: Path) -> Path:
+    """Another learning rate, other answers to the same problems, no KL."""
+    root = run_dir.parent / "slower"
+    shutil.copytree(run_dir, root)
+    config = (root / "config.yaml").read_text().replace("1.0e-05", "5.0e-06")
+    (root / "config.yaml").write_text(config + "hub_token: hf_other\n")
+    rows = [{key: row[key] for key in row if key != "kl"} for row in metric_rows()]
+    write_lines(root / "metrics.jsonl", rows)
+    records = [eval_record(i, i % 2 == 1, "") for i in range(PROBLEMS)]
+    write_lines(root / "eval" / "trained" / "records.jsonl", records)
+    return root
+
+
+def test_comparison(run_dir: Path, slower: Path) -> None:
+    path = write_comparison([run_dir, slower])
+    assert path == run_dir.parent / "comparison.html"
+    config = section(path, "config")
+    assert re.search(r"quickstart slower learning_rate 1e-05 5e-06 \d+ other values", config)
+    assert "No difference in 3 values." in config
+    assert "slower against quickstart" in section(path, "overview")
+    figures = figures_of(path)
+    assert legend_of(figures["Reward"]) == ["quickstart", "slower"]
+    assert legend_of(figures["KL from the reference model (nats a token)"]) == ["quickstart"]
+    assert "Validation, greedy: format as asked" in figures
+    assert "hf_" not in path.read_text(encoding="utf-8")
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    runs = [tmp_path / folder / "quickstart" for folder in ("a", "b")]
+    for run in runs:
+        run.mkdir(parents=True)
+    page = page_at(write_comparison(runs, tmp_path / "both.html"))
+    for expected in (
+        "a/quickstart · b/quickstart",
+        "No run was evaluated",
+        "No steps logged yet",
+        "No difference in 0 values",
+    ):
+        assert expected in page.text
+
+
+def test_a_run_cannot_be_compared_with_itself(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="named twice"):
+        write_comparison([tmp_path, tmp_path / "."])
+
+
+# --- command line and values -----------------------------------------------------------------
+
+
+def test_command_line(run_dir: Path, slower: Path, capsys: Any) -> None:
+    main([str(run_dir)])
+    assert capsys.readouterr().out.strip() == str(run_dir / "report.html")
+    page = run_dir.parent / "both.html"
+    main([str(run_dir), str(slower), "--output", str(page)])
+    assert capsys.readouterr().out.strip() == str(page)
+    assert page.is_file()
+    for mistake, expected in (
+        ([str(run_dir / "nowhere")], "is not a run directory"),
+        ([str(run_dir), "--output", str(page)], "--output is for several runs"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main(mistake)
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert expected in error
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert "sologrpo report" in capsys.readouterr().out
+
+
+def test_imports_are_light() -> None:
+    code = "import sys, sologrpo.report.report; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    assert not {b"torch", b"transformers", b"trl", b"matplotlib.pyplot"} & set(loaded.split())
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
         ("plain", "plain"),
         (None, ""),
         ([], ""),
+        (["one", 2], "[message]\none\n\n[message]\n2"),
         ([{"role": "assistant", "content": "one"}], "one"),
         (
             [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}],
             "[system]\na\n\n[user]\nb",
         ),
-        ([{"role": "user", "content": [{"type": "text", "text": "part"}]}], "part"),
+        ([{"role": "user", "content": [{"type": "text", "text": "part"}, "x"]}], "part"),
         ([{"role": "assistant", "content": None}], ""),
     ],
 )
@@ -542,34 +634,14 @@ def test_as_text(value: Any, text: str) -> None:
     assert as_text(value) == text
 
 
-def test_a_runaway_completion_is_cut() -> None:
+def test_long_texts_are_cut() -> None:
     assert as_text("x" * 30_000).endswith("[… 10,000 more characters]")
+    assert first_line("two\nlines " + "x" * 200, 20) == "two lines xxxxxxxxx…"
 
 
-def test_command_line(run_dir: Path, capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sys, "argv", ["report", str(run_dir)])
-    main()
-    assert capsys.readouterr().out.strip() == str(run_dir / "report.html")
-    monkeypatch.setattr(sys, "argv", ["report", str(run_dir / "nowhere")])
-    with pytest.raises(SystemExit):
-        main()
-    assert "is not a run directory" in capsys.readouterr().err
-
-
-def test_command_line_with_several_runs(run_dir: Path, capsys: Any, monkeypatch: Any) -> None:
-    other = second_run(run_dir.parent / "slower")
-    page = run_dir.parent / "both.html"
-    monkeypatch.setattr(sys, "argv", ["report", str(run_dir), str(other), "--output", str(page)])
-    main()
-    assert capsys.readouterr().out.strip() == str(page)
-    assert page.is_file()
-    monkeypatch.setattr(sys, "argv", ["report", str(run_dir), "--output", str(page)])
-    with pytest.raises(SystemExit):
-        main()
-    assert "--output is for several run directories" in capsys.readouterr().err
-
-
-def test_imports_are_light() -> None:
-    code = "import sys, sologrpo.report.report; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
-    assert not {b"torch", b"transformers", b"trl", b"matplotlib.pyplot"} & set(loaded.split())
+@pytest.mark.parametrize(
+    ("counts", "limit", "shares"),
+    [([], 10, []), ([1, 2], 10, [1, 2]), ([100, 1, 100], 11, [5, 1, 5]), ([5, 5], 0, [0, 0])],
+)
+def test_fair_shares(counts: list[int], limit: int, shares: list[int]) -> None:
+    assert fair_shares(counts, limit) == shares

@@ -1,4 +1,4 @@
-"""The report in a real browser: headless Chromium, driven by Playwright, from file:// alone."""
+"""The report in a real browser: headless Chromium, driven by Playwright, from file:// only."""
 
 import re
 import shutil
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from made_up_run import ATTACK, attack_everywhere, metric_rows, write_run
-from sologrpo.report.charts import series
-from sologrpo.report.report import write_comparison, write_report
+from sologrpo.report import write_comparison, write_report
+from sologrpo.report.metrics import series
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
@@ -41,20 +41,22 @@ def chromium() -> Iterator[Any]:
 
 
 class Tab:
-    """An open page, and all that it complained of or asked the network for."""
+    """An open page with its charts drawn, its console messages, and its network requests."""
 
     def __init__(self, chromium: Any, path: Path, **context: Any) -> None:
-        self.complaints: list[str] = []
+        self.messages: list[str] = []
         self.requests: list[str] = []
         self.page = chromium.new_context(**{"viewport": DESKTOP} | context).new_page()
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
+        self.page.on("console", lambda message: self.messages.append(message.text))
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.messages.append(dialog.message))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(path.as_uri())
+        if context.get("java_script_enabled", True):
+            self.page.wait_for_function("!document.querySelector('.plot:not(.js-plotly-plot)')")
 
     def entries(self, list_id: str) -> Any:
-        """What can be seen of a list."""
+        """The visible entries of a list."""
         return self.page.locator(f"#{list_id} [data-verdict]:visible")
 
     def filters(self, list_id: str) -> Any:
@@ -66,7 +68,7 @@ def tab(chromium: Any, run_dir: Path) -> Iterator[Tab]:
     opened = Tab(chromium, run_dir / "report.html")
     yield opened
     opened.page.context.close()
-    assert opened.complaints == []
+    assert opened.messages == []
 
 
 def attributes(entries: Any, name: str) -> list[str]:
@@ -75,7 +77,7 @@ def attributes(entries: Any, name: str) -> list[str]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE])
-def test_pages_open_without_complaint_and_without_network(
+def test_pages_open_without_errors_and_without_network(
     chromium: Any, run_dir: Path, comparison: Path, size: dict[str, int], scheme: str
 ) -> None:
     for path in (run_dir / "report.html", comparison):
@@ -86,7 +88,7 @@ def test_pages_open_without_complaint_and_without_network(
         shade = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
         red, green, blue = map(int, re.findall(r"\d+", shade))
         assert (red + green + blue < 150) == (scheme == "dark")
-        assert tab.complaints == []
+        assert tab.messages == []
         tab.page.context.close()
 
 
@@ -95,11 +97,12 @@ def test_hostile_output_stays_text(chromium: Any, tmp_path: Path) -> None:
     tab = Tab(chromium, write_report(tmp_path))
     tab.filters("completion-list").get_by_label("open all").check()
     tab.filters("problem-list").get_by_label("open all").check()
-    tab.page.locator("figure").first.hover()
+    for plot in tab.page.locator(".plot").all():
+        plot.hover()
     assert tab.page.locator("#completion-list pre").first.inner_text() == ATTACK
     assert tab.page.title() == f"{tmp_path.name}: training report"
-    assert tab.page.locator("img").count() == 0
-    assert tab.complaints == []
+    assert tab.page.locator("img, .plot a").count() == 0
+    assert tab.messages == []
     assert len(tab.requests) == 1
 
 
@@ -110,13 +113,13 @@ def test_policy_stops_other_scripts(chromium: Any, run_dir: Path) -> None:
         " {textContent: 'document.title = \"owned\"'}))"
     )
     assert tab.page.title() == "quickstart: training report"
-    assert "Content Security Policy" in tab.complaints[0]
+    assert "Content Security Policy" in tab.messages[0]
 
 
 def test_problems_are_filtered_by_verdict_and_flag(tab: Tab) -> None:
     entries, filters = tab.entries("problem-list"), tab.filters("problem-list")
     assert entries.count() == 12
-    assert filters.locator("output").inner_text() == "60 in all"
+    assert filters.locator("output").inner_text() == "60 in total"
     filters.get_by_label("verdict").select_option("newly wrong")
     assert attributes(entries, "verdict") == ["newly wrong"] * 3
     assert filters.locator("output").inner_text() == "3 of 60 match"
@@ -125,7 +128,7 @@ def test_problems_are_filtered_by_verdict_and_flag(tab: Tab) -> None:
     filters.get_by_label("verdict").select_option("")
     assert filters.locator("output").inner_text() == "6 of 60 match"
     filters.get_by_role("button", name="reset").click()
-    assert filters.locator("output").inner_text() == "60 in all"
+    assert filters.locator("output").inner_text() == "60 in total"
     assert entries.count() == 12
 
 
@@ -135,7 +138,7 @@ def test_problems_are_shown_a_page_at_a_time(tab: Tab) -> None:
     entries.nth(1).locator("summary").click()
     more.click()
     assert entries.count() == 24
-    assert entries.nth(1).get_attribute("open") is not None  # what was opened stays open
+    assert entries.nth(1).get_attribute("open") is not None  # an opened entry stays open
     for _ in range(3):
         more.click()
     assert entries.count() == 60
@@ -144,7 +147,7 @@ def test_problems_are_shown_a_page_at_a_time(tab: Tab) -> None:
 
 def test_completions_are_filtered_by_verdict_reward_and_step(tab: Tab) -> None:
     entries, filters = tab.entries("completion-list"), tab.filters("completion-list")
-    assert filters.locator("output").inner_text() == "224 in all"
+    assert filters.locator("output").inner_text() == "224 in total"
     filters.get_by_label("verdict").select_option("right")
     assert set(attributes(entries, "verdict")) == {"right"}
     assert filters.locator("output").inner_text() == "28 of 224 match"
@@ -181,33 +184,40 @@ def test_search_finds_questions_and_completions(tab: Tab) -> None:
     assert not tab.page.locator("#completion-list article:visible").count()
 
 
-def test_charts_are_read_out_under_the_pointer(tab: Tab) -> None:
+def test_charts_show_the_single_steps_under_the_pointer(tab: Tab) -> None:
     logged = dict(series(metric_rows(), "entropy"))
-    figure = tab.page.get_by_label("Entropy (nats a token) over training steps")
-    readout = figure.locator(".readout")
-    assert not readout.is_visible()
+    figure = tab.page.get_by_label("Entropy (nats a token)")
+    readout = figure.locator(".hoverlayer .legend")
+    assert readout.count() == 0
     figure.locator(".plot").hover()
-    assert readout.is_visible()
-    found = re.fullmatch(r"step (\d+)\s+entropy\s*([\d.]+)", readout.inner_text())
+    found = re.fullmatch(r"step (\d+)\s*entropy : ([\d.]+)", readout.text_content())
     assert found is not None
     assert 15 < int(found[1]) < 25  # the middle of 40
     assert float(found[2]) == pytest.approx(logged[int(found[1])], rel=1e-3)
-    tab.page.mouse.move(5, 5)
-    assert not readout.is_visible()
 
 
-def test_charts_are_read_out_with_the_arrow_keys(tab: Tab) -> None:
-    figure = tab.page.get_by_label("Reward over training steps")
-    readout = figure.locator(".readout")
-    figure.press("ArrowLeft")
-    assert "step 40" in readout.inner_text()
-    assert re.search(r"validation accuracy\s*51 %", readout.inner_text())
-    figure.press("ArrowLeft")
-    assert "step 39" in readout.inner_text()
-    assert "validation" not in readout.inner_text()
-    figure.press("ArrowRight")
-    figure.press("ArrowRight")  # there is no step 41
-    assert "step 40" in readout.inner_text()
+def test_charts_are_read_with_the_arrow_keys(tab: Tab) -> None:
+    figure = tab.page.get_by_label("Reward", exact=True)
+    readout = figure.locator(".hoverlayer .legend")
+    for key, step, validation in (
+        ("ArrowLeft", 40, True),
+        ("ArrowLeft", 39, False),
+        ("ArrowRight", 40, True),
+        ("ArrowRight", 40, True),  # there is no step 41
+    ):
+        figure.press(key)
+        readout.get_by_text(f"step {step}").wait_for()
+        assert ("validation accuracy : 51%" in readout.text_content()) == validation
+
+
+def test_charts_follow_the_colour_scheme(tab: Tab) -> None:
+    tick = tab.page.get_by_label("Reward", exact=True).locator(".xtick text").first
+    light = tick.evaluate("(text) => getComputedStyle(text).fill")
+    tab.page.emulate_media(color_scheme="dark")
+    tab.page.wait_for_function(
+        "([text, light]) => getComputedStyle(text).fill !== light",
+        arg=[tick.element_handle(), light],
+    )
 
 
 def test_everything_is_there_without_scripts(chromium: Any, run_dir: Path) -> None:
@@ -215,3 +225,4 @@ def test_everything_is_there_without_scripts(chromium: Any, run_dir: Path) -> No
     assert tab.entries("problem-list").count() == 60
     assert tab.entries("completion-list").count() == 224
     assert not tab.filters("problem-list").is_visible()
+    assert "The charts need JavaScript" in tab.page.locator("header").inner_text()

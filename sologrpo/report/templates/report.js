@@ -1,122 +1,107 @@
 "use strict";
-// Adds read-outs to the charts and filters to the lists. Without it everything is on the page too.
-// Text enters the page as textContent only.
+// Draws the charts with Plotly, and filters the lists. Text enters the page as textContent only.
 
-function element(tag, className, text = "") {
-  const made = document.createElement(tag);
-  made.className = className;
-  made.textContent = text;
-  return made;
+// --- charts
+
+async function loadPlotly() {
+  // The content policy allows the unpacked library by its hash.
+  const packed = atob(document.getElementById("plotly").textContent);
+  const bytes = Uint8Array.from(packed, (character) => character.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const script = document.createElement("script");
+  script.textContent = await new Response(stream).text();
+  document.head.append(script);
 }
 
-// --- charts: values under the pointer, or step by step with the arrow keys
+// The colours of the page, which follow the reader's light or dark scheme.
+function theme() {
+  const style = getComputedStyle(document.body);
+  const [ink, soft, line, card] = ["--ink", "--soft", "--line", "--card"].map((name) =>
+    style.getPropertyValue(name));
+  const axis = { gridcolor: line, tickfont: { color: soft } };
+  return { layout: {
+    paper_bgcolor: "transparent", plot_bgcolor: "transparent",
+    font: { color: soft, family: style.fontFamily, size: 12 },
+    hoverlabel: { bgcolor: card, bordercolor: line, font: { color: ink } },
+    xaxis: axis, yaxis: axis,
+  } };
+}
 
-function addReadout(figure) {
-  const { box, span, lines } = JSON.parse(figure.dataset.chart);
-  const [left, top, width, height] = box;
-  const values = lines.map((line) => new Map(line.points));
-  const steps = [...new Set(lines.flatMap((line) => line.points.map(([step]) => step)))];
-  steps.sort((a, b) => a - b);
+// Half the pixels between two steps: a line without a value at a step is not read from the next.
+function hoverDistance(steps, width) {
+  const gaps = steps.slice(1).map((step, i) => step - steps[i]);
+  const distance = (Math.min(...gaps) / (steps.at(-1) - steps[0])) * (width / 2);
+  return gaps.length ? Math.max(1, Math.floor(distance)) : 20;
+}
+
+async function drawChart(figure) {
+  const { data, layout } = JSON.parse(figure.dataset.figure);
   const plot = figure.querySelector(".plot");
-  const cursor = element("i", "cursor");
-  const readout = element("div", "readout");
-  readout.setAttribute("role", "status");
-  plot.append(cursor, readout);
+  const steps = [...new Set(data.flatMap((trace) => trace.x))].sort((a, b) => a - b);
   let at = steps.length;
-
-  function show(index) {
-    at = Math.max(0, Math.min(steps.length - 1, index));
-    const share = (steps[at] - span[0]) / (span[1] - span[0]);
-    const x = left + share * width;
-    cursor.style.cssText = `left:${100 * x}%;top:${100 * top}%;height:${100 * height}%`;
-    readout.replaceChildren(element("b", "", `step ${steps[at]}`));
-    lines.forEach((line, i) => {
-      if (!values[i].has(steps[at])) return;
-      const value = values[i].get(steps[at]);
-      const swatch = element("i", "");
-      swatch.style.color = line.colour;
-      const row = element("span", "", line.label);
-      row.prepend(swatch);
-      row.append(element("b", "", line.percent ? `${+(100 * value).toFixed(2)} %` : `${value}`));
-      readout.append(row);
-    });
-    readout.classList.toggle("on-left", share > 0.5);
-    figure.classList.add("reading");
+  if (layout.hovermode === "x unified") {
+    layout.hoverdistance = hoverDistance(steps, plot.clientWidth);
   }
+  const options = { responsive: true, displayModeBar: false };
+  await Plotly.newPlot(plot, data, { ...layout, template: theme() }, options);
 
-  function follow(event) {
-    const frame = plot.getBoundingClientRect();
-    const share = ((event.clientX - frame.left) / frame.width - left) / width;
-    const wanted = span[0] + share * (span[1] - span[0]);
-    const far = steps.map((step) => Math.abs(step - wanted));
-    show(far.indexOf(Math.min(...far)));
-  }
-
-  function hide() {
-    figure.classList.remove("reading");
-  }
-
-  plot.addEventListener("pointermove", follow);
-  plot.addEventListener("pointerdown", follow);
-  plot.addEventListener("pointerleave", hide);
-  figure.addEventListener("blur", hide);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
+    Plotly.relayout(plot, { template: theme() }));
+  figure.addEventListener("blur", () => Plotly.Fx.unhover(plot));
   figure.addEventListener("keydown", (event) => {
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!move) return;
     event.preventDefault();
-    show(at + move);
+    at = Math.max(0, Math.min(steps.length - 1, at + move));
+    Plotly.Fx.hover(plot, { xval: steps[at] });
   });
 }
 
 // --- lists: filters, search, and a page at a time
 
+function matches(entry, question, form) {
+  for (const select of form.querySelectorAll("select")) {
+    const found = (entry.dataset[select.name] ?? "").split("|");
+    if (select.value && !found.includes(select.value)) return false;
+  }
+  // An unjudged completion has no reward: it fits no limit.
+  if (form.least?.value && !(entry.dataset.reward >= Number(form.least.value))) return false;
+  if (form.most?.value && !(entry.dataset.reward <= Number(form.most.value))) return false;
+  const wanted = form.search.value.trim().toLowerCase();
+  return !wanted || `${question}\n${entry.textContent}`.toLowerCase().includes(wanted);
+}
+
 function addFilters(form) {
   const list = document.getElementById(form.dataset.list);
+  // A block is an entry itself, or a group of entries under one question.
   const blocks = [...list.children].map((block) => ({
     block,
-    // A block is an entry itself, or a group of entries under one question.
     entries: block.dataset.verdict ? [block] : [...block.querySelectorAll("[data-verdict]")],
     question: block.querySelector(".ask")?.textContent ?? "",
   }));
-  const texts = new Map();
   const page = Number(list.dataset.page);
-  const more = element("button", "more");
+  const more = document.createElement("button");
+  more.className = "more";
   more.type = "button";
   list.after(more);
   let room = page;
 
-  function matches(entry, question) {
-    for (const select of form.querySelectorAll("select")) {
-      const found = (entry.dataset[select.name] ?? "").split("|");
-      if (select.value && !found.includes(select.value)) return false;
-    }
-    const reward = parseFloat(entry.dataset.reward);
-    const [least, most] = [parseFloat(form.least?.value), parseFloat(form.most?.value)];
-    // Comparisons with NaN, of an empty box or an unjudged completion, are false.
-    if ((least === least && !(reward >= least)) || (most === most && !(reward <= most))) return false;
-    const wanted = form.search.value.trim().toLowerCase();
-    if (!wanted) return true;
-    if (!texts.has(entry)) texts.set(entry, `${question}\n${entry.textContent}`.toLowerCase());
-    return texts.get(entry).includes(wanted);
-  }
-
   function apply() {
-    let found = 0, total = 0, shownBlocks = 0, foundBlocks = 0;
+    let found = 0, total = 0, left = 0, shown = 0;
     for (const { block, entries, question } of blocks) {
-      const kept = entries.filter((entry) => matches(entry, question));
+      const kept = entries.filter((entry) => matches(entry, question, form));
       for (const entry of entries) entry.hidden = !kept.includes(entry);
       total += entries.length;
       found += kept.length;
-      foundBlocks += kept.length > 0;
-      const shown = kept.length > 0 && shownBlocks < room;
-      block.hidden = !shown;
-      shownBlocks += shown;
-      if (form.open.checked && shown) kept.forEach((entry) => (entry.open = true));
+      block.hidden = !kept.length || shown === room;
+      if (!block.hidden) shown += 1;
+      else if (kept.length) left += 1;
+      if (form.open.checked && !block.hidden) kept.forEach((entry) => (entry.open = true));
     }
     form.querySelector("output").textContent =
-      found === total ? `${total} in all` : `${found} of ${total} match`;
-    more.hidden = foundBlocks <= shownBlocks;
-    more.textContent = `show ${Math.min(page, foundBlocks - shownBlocks)} more`;
+      found === total ? `${total} in total` : `${found} of ${total} match`;
+    more.hidden = !left;
+    more.textContent = `show ${Math.min(page, left)} more`;
   }
 
   function restart() {
@@ -125,15 +110,11 @@ function addFilters(form) {
   }
 
   form.addEventListener("input", restart);
+  form.addEventListener("reset", () => setTimeout(restart)); // after the controls are cleared
+  form.addEventListener("submit", (event) => event.preventDefault());
   form.open.addEventListener("change", () => {
     if (!form.open.checked) list.querySelectorAll("[data-verdict]").forEach((e) => (e.open = false));
   });
-  form.querySelector("[type=reset]").addEventListener("click", (event) => {
-    event.preventDefault(); // the controls are to be clear before the list is made again
-    form.reset();
-    restart();
-  });
-  form.addEventListener("submit", (event) => event.preventDefault());
   more.addEventListener("click", () => {
     room += page;
     apply();
@@ -142,5 +123,5 @@ function addFilters(form) {
   apply();
 }
 
-document.querySelectorAll("figure[data-chart]").forEach(addReadout);
 document.querySelectorAll("form[data-list]").forEach(addFilters);
+loadPlotly().then(() => document.querySelectorAll("figure").forEach(drawChart));
