@@ -43,7 +43,7 @@ from sologrpo.export.parity import Gap, ParityCheck, gap_table, parity_failure
 from sologrpo.files import ADAPTER, EVALUATIONS, RESULTS, write_atomically
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.memory import release_unused
-from sologrpo.model.merging import check_adapter, dequantised, merge_adapter, save_4bit, save_merged
+from sologrpo.model.merging import check_adapter, dequantize, merge_adapter, save_4bit, save_merged
 
 REQUANTISED = "4bit"
 
@@ -242,7 +242,7 @@ def _merge_to_disk(export: Export, kind: str, folder: Path) -> None:
     settings = replace(export.settings.model, load_in_4bit=kind == DEQUANTISED)
     base = load_base_model(settings, export.settings.trust_remote_code)
     # Summed in main memory, where a model that fits on the GPU only in 4 bits has room.
-    model = merge_adapter(dequantised(base.to("cpu")), export.adapter)
+    model = merge_adapter(dequantize(base.to("cpu")), export.adapter)
     dtype = model.dtype
     if export.settings.trained_in_4bit and dtype == torch.float32:
         dtype = torch.bfloat16  # a 4-bit run's merge is saved in half precision

@@ -63,7 +63,7 @@ def check_adapter(adapter: Path, base_name: str | None) -> dict[str, Any]:
     return config
 
 
-def dequantised(model: PreTrainedModel) -> PreTrainedModel:
+def dequantize(model: PreTrainedModel) -> PreTrainedModel:
     """Convert a 4-bit model to an unquantised one with the same, rounded, weights.
 
     An adapter trained on NF4 weights fits those rounded weights: merged into them it gives the
