@@ -31,7 +31,7 @@ PRECISIONS = {
     MERGED: "adapter merged into the unquantised base",
     MERGED_DEQUANTISED: "adapter merged into the dequantised NF4 base",
     UNMERGED: "unquantised base, adapter not merged",
-    UNMERGED_NF4: "NF4 base, adapter not merged: what a 4-bit run trains",
+    UNMERGED_NF4: "NF4 base, adapter not merged (what a 4-bit run trains)",
     MERGED_REQUANTISED: "the default merge of the run, quantised to NF4 again",
 }
 
