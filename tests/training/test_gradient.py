@@ -231,7 +231,7 @@ def test_kl_acts_on_a_batch_without_signal(tiny_llama: Path, tmp_path: Path) -> 
 
 
 class SmallDevice:
-    """A model whose forward pass runs out of memory above so many tokens, padding counted."""
+    """A model whose forward pass runs out of memory above `room` tokens, padding counted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
         self.passes: list[int] = []

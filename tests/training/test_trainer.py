@@ -425,7 +425,7 @@ def test_rollouts_end_at_stop_strings(
     assert sum(stopped) >= 3
     for text, row, at_stop, at_end in zip(texts, ids, stopped, ended, strict=True):
         assert not any(stop in text[:-1] for stop in stops)  # nothing follows a stop string
-        # No padding behind it: nothing is trained on that was not sampled.
+        # No padding follows: nothing is trained on that was not sampled.
         assert not at_stop or trainer._rollout.stops.length(row) == len(row)
         assert len(row) == 16 or at_stop or at_end
         assert tokenizer.decode(row, skip_special_tokens=True).startswith(text)
