@@ -1,7 +1,7 @@
-"""Evaluate greedily on the test split: `python evaluate.py --run runs/quickstart`.
+"""Evaluate greedily on the test split: `sologrpo evaluate --run runs/quickstart`.
 
-The stages stand in the order that the data flows: settings -> tokenizer -> test problems ->
-evaluation of the baseline and the trained model -> table -> export -> report.
+Reads in the order that the data flows: settings -> tokenizer -> test problems -> evaluation of the
+baseline and of the trained model -> table -> export -> report.
 `--compare_precisions` evaluates the trained model in every precision instead. `--regrade` judges
 the completions of an earlier evaluation again, without a model.
 """
@@ -29,21 +29,19 @@ def evaluate(arguments: Sequence[str]) -> None:
     """Run the stages of an evaluation."""
     # Imported here because `--regrade` does not need torch, and should not wait for it.
     from sologrpo.config import parse_evaluation
-    from sologrpo.console import quiet_libraries
     from sologrpo.data import load_test_prompts
-    from sologrpo.device import prepare_cpu
+    from sologrpo.environment import prepare_process
     from sologrpo.evaluation import evaluate_models, evaluate_precisions
     from sologrpo.export import begin_export, export_and_push
     from sologrpo.model import check_adapter, load_tokenizer
     from sologrpo.report import write_report
 
-    quiet_libraries()
-    prepare_cpu()
+    prepare_process()
     console = Console()
     settings = parse_evaluation(arguments)
     if settings.adapter:
         check_adapter(settings.adapter, settings.model.model_name_or_path)
-    export = begin_export(settings.export, settings)
+    export = begin_export(settings)
 
     tokenizer = load_tokenizer(settings.model.model_name_or_path, settings.trust_remote_code)
     problems = load_test_prompts(settings.data, settings.limit, settings.seed, tokenizer)

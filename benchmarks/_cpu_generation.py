@@ -1,4 +1,4 @@
-"""Sampling against stock TRL, and evaluation against the loop that people copy, on a CPU."""
+"""Sampling compared with stock TRL, and evaluation with a widely copied loop, on a CPU."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +18,7 @@ from sologrpo.model.loading import load_base_model, load_tokenizer
 
 
 def part_sampling(bench: Bench) -> None:
-    """Useful completion tokens a second, at the quickstart's width."""
+    """Measure useful completion tokens per second, at the quickstart's width."""
     sizes = bench.sizes
     for i, limit in enumerate(sizes.sampling_tokens):
         workload = step_workload(bench, max_completion_length=limit)
@@ -36,7 +36,7 @@ def part_sampling(bench: Bench) -> None:
 
 
 def part_evaluation(bench: Bench) -> None:
-    """Greedy answers to test problems, and whether they are the same."""
+    """Measure greedy answers to test problems, and compare them."""
     run, _, model_args = settings_for(bench.model, bench.scratch)
     tokenizer = load_tokenizer(str(bench.model))
     problems = load_test_prompts(run, bench.sizes.problems, 0, tokenizer)
@@ -54,7 +54,7 @@ def compare_evaluation(
     seconds: float,
     row: Row,
 ) -> None:
-    """Time both ways to the same answers, and count those that are not the same."""
+    """Time both ways of generating the answers, and count those that are equal."""
     limit = sizes.evaluation_tokens
     ways: dict[str, Callable[[Dataset], list[str]]] = {
         "notebook": lambda rows: notebook_completions(model, tokenizer, rows, limit),
@@ -88,10 +88,10 @@ def notebook_completions(
     max_new_tokens: int,
     batch_size: int = 8,
 ) -> list[str]:
-    """The evaluation loop of a widely copied notebook: batches of 8 in the order of the file.
+    """Run the evaluation loop of a widely copied notebook: batches of 8 in the order of the file.
 
-    Changed as far as the answers ask for it: the tokenizer pads on the left, the chat template's
-    text gets no second start token, and only what follows the prompt is decoded.
+    Changed only where the answers would be wrong: the tokenizer pads on the left, the chat
+    template's text gets no second start token, and only what follows the prompt is decoded.
     """
     model.eval()
     decoded = []

@@ -1,4 +1,4 @@
-"""Whole runs of the quickstart until they earn a given reward, by either trainer."""
+"""Complete runs of the quickstart until they reach a given reward, with either trainer."""
 
 import json
 import os
@@ -20,7 +20,7 @@ POLL = 0.2  # seconds
 
 
 def part_run(bench: Bench) -> None:
-    """`train.py` with our trainer and with `--trainer stock`; ours first, it takes less time."""
+    """Measure `train.py` with our trainer, then with `--trainer stock`, which takes longer."""
     for trainer, share in (("solo", 0.4), ("stock", 1.0)):
         seconds = bench.report.time_left() * share
         measure = partial(train_until, bench.model, trainer, bench.sizes.run_reward, seconds)
@@ -28,17 +28,17 @@ def part_run(bench: Bench) -> None:
 
 
 def train_until(model: Path, trainer: str, reward: float, seconds: float, row: Row) -> None:
-    """Train until the moving average of the mean reward is there, then end the process.
+    """Train until the moving average of the mean reward reaches a value, then end the process.
 
     Args:
         model: folder of the policy.
-        trainer: as `train.py` calls it.
-        reward: to reach.
+        trainer: value of `--trainer`.
+        reward: the value to reach.
         seconds: after which the run is given up.
         row: gets the seconds since the first step began, the steps and the rewards.
     """
     with tempfile.TemporaryDirectory(prefix="sologrpo-bench-") as folder:
-        # 64 completions a step as in the config, in micro-batches that stock TRL can hold.
+        # 64 completions per step as in the config, in micro-batches that stock TRL can hold.
         command = [
             sys.executable, "train.py", "--config", str(CONFIG), "--output_dir", folder,
             "--model_name_or_path", str(model), "--dtype", "float32", "--trainer", trainer,
@@ -81,7 +81,7 @@ def _watch(
 
 
 def _steps(metrics: Path) -> list[dict[str, Any]]:
-    """The steps logged so far; a line that is being written is left for later."""
+    """Read the steps logged so far; an incomplete last line is left for later."""
     if not metrics.exists():
         return []
     whole, _, _ = metrics.read_text(encoding="utf-8").rpartition("\n")

@@ -1,4 +1,4 @@
-"""Training steps of stock TRL and of ours on a CPU: time, memory, and how both grow."""
+"""Training steps of stock TRL and of ours on a CPU: time, memory, and their growth."""
 
 import random
 import re
@@ -22,12 +22,12 @@ from _trainers import (
 )
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-# Shares of groups in which all completions earn the same.
+# Shares of groups in which all completions have the same reward.
 DEGENERATE = (0.0, 0.5, 0.75)
 
 
 def step_workload(bench: Bench, prompts: int | None = None, **changes: Any) -> Workload:
-    """A step of the quickstart's problems, on completions that the model sampled once.
+    """Build a step of the quickstart's problems, on completions that the model sampled once.
 
     Args:
         bench: names the policy, and the sizes of the step.
@@ -106,7 +106,7 @@ def compare_sampling(
 
 
 def part_step(bench: Bench) -> None:
-    """One training step on the same completions, and the sampling that comes before it."""
+    """Measure a training step on the same completions, and its sampling."""
     workload = step_workload(bench)
     contenders = build(["stock", "solo"], workload)
     warm_up(contenders)
@@ -123,7 +123,7 @@ def part_step(bench: Bench) -> None:
 
 
 def part_sharing(bench: Bench) -> None:
-    """The same step with and without `share_prompts`: its default is chosen here."""
+    """Measure the same step with and without `share_prompts`, to choose its default."""
     workload = step_workload(bench)
     contenders = build(["stock", "solo", "solo_unshared"], workload)
     warm_up(contenders)
@@ -138,7 +138,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def part_variants(bench: Bench) -> None:
-    """The step on half the prompts with a reference model, and two steps on one batch."""
+    """Measure a step on half the prompts with a reference model, and two steps on one batch."""
     for i, (variant, changes) in enumerate(VARIANTS.items()):
         workload = step_workload(bench, bench.sizes.prompts // 2, **changes)
         contenders = build(["stock", "solo"], workload)
@@ -156,7 +156,7 @@ def part_memory(bench: Bench) -> None:
 
 
 def measure_memory(bench: Bench, contender: str, row: Row) -> None:
-    """Take one step, sampling included, and read how much this process held at most."""
+    """Take one step, sampling included, and read the peak memory of this process."""
     only = build([contender], step_workload(bench))[contender]
     only.samples = True
     row["before_gib"] = round(resident_gib("VmRSS"), 3)
@@ -165,9 +165,9 @@ def measure_memory(bench: Bench, contender: str, row: Row) -> None:
 
 
 def resident_gib(field: str) -> float:
-    """Main memory of this process in GiB: now (`VmRSS`) or at most so far (`VmHWM`).
+    """Read the memory of this process in GiB: current (`VmRSS`) or peak (`VmHWM`).
 
-    Not `ru_maxrss`, which a process takes over from the one that started it.
+    Not `ru_maxrss`, which a process inherits from the one that started it.
     """
     status = Path("/proc/self/status").read_text()
     found = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
@@ -176,7 +176,7 @@ def resident_gib(field: str) -> float:
 
 
 def part_growth(bench: Bench) -> None:
-    """A training step as the group, the completions and the model grow; random weights."""
+    """Measure a training step as the group, the completions and the model grow."""
     cases = growth_cases(bench.sizes)
     for i, (series, case) in enumerate(cases):
         seconds = bench.report.time_left() / (len(cases) - i)
@@ -185,7 +185,7 @@ def part_growth(bench: Bench) -> None:
 
 
 def growth_cases(sizes: Sizes) -> list[tuple[str, dict[str, Any]]]:
-    """What grows, and the sizes of the step."""
+    """List the series of growing sizes, each with the sizes of the step."""
     shapes = sizes.growth_shapes
     base = {
         "generations": sizes.growth_generations[0],
@@ -205,7 +205,7 @@ def measure_growth(
 ) -> None:
     """Compare a step of one size; few repeats."""
     contenders = build(["stock", "solo"], growth_workload(bench, **case))
-    if warm:  # what is set up once in a process
+    if warm:  # for what is set up once per process
         for contender in contenders.values():
             contender.train()
     compare_steps(contenders, min(bench.sizes.repeats, 3), seconds, row)
@@ -214,7 +214,7 @@ def measure_growth(
 def growth_workload(
     bench: Bench, generations: int, tokens: int, shape: str, **changes: Any
 ) -> Workload:
-    """Random prompts and completions for a model with random weights; `changes` to the config."""
+    """Build random prompts and completions for a model with random weights."""
     sizes, config = bench.sizes, build_config(shape)
     rows = sizes.growth_prompts * generations
     micro_batch = min(sizes.micro_batch, rows)
@@ -244,7 +244,7 @@ def _random_model(shape: str) -> PreTrainedModel:
 def _ragged_completions(
     longest: int, vocabulary: int, end_id: int
 ) -> Callable[[list[list[int]]], list[list[int]]]:
-    """Completions of a quarter of the limit up to all of it; the first one meets it."""
+    """Build completions of a quarter of the limit up to all of it; the first one has all of it."""
 
     def make(prompts: list[list[int]]) -> list[list[int]]:
         rng = random.Random(0)

@@ -1,4 +1,4 @@
-"""Memory of the tensors that live at one time, whatever the allocator and the libraries take."""
+"""Memory of the live tensors alone, without that of the allocator and the libraries."""
 
 import weakref
 from typing import Any
@@ -9,14 +9,14 @@ from torch.utils._pytree import tree_iter
 
 
 class LiveMemory(TorchDispatchMode):
-    """Adds up the storages of all tensors that are made under it, until they are freed.
+    """Adds up the storages of all tensors that are created in its context, until they are freed.
 
-    On a CPU what `torch.cuda.max_memory_allocated` is on a GPU, but for what a kernel takes for
-    itself while it runs.
+    The equivalent on a CPU of `torch.cuda.max_memory_allocated`, without the memory that a kernel
+    allocates while it runs.
 
     Attributes:
-        now: bytes that live.
-        peak: the most that lived at one time.
+        now: live bytes.
+        peak: the most live bytes at one time.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class LiveMemory(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation, and count what it made."""
+        """Run the operation, and count what it created."""
         made = func(*args, **(kwargs or {}))
         for tensor in tree_iter(made):
             if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":

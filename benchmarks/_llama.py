@@ -1,7 +1,7 @@
 """Llama-shaped models with random weights, and a tokenizer for them: nothing to download.
 
-Speed and memory depend on the shape alone. What the weights say does not matter here, except that
-random weights practically never end a text: completions have full length, the worst case.
+Speed and memory depend on the shape alone. The values of the weights do not matter here, except
+that random weights practically never end a text: completions have full length, the worst case.
 """
 
 import random
@@ -24,8 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-# Sizes of Llama 3.1 8B, Llama 3.2 3B and 1B and of SmolLM2 360M and 135M as their config.json has
-# them.
+# Sizes of Llama 3.1 8B, Llama 3.2 3B and 1B and of SmolLM2 360M and 135M, from their config.json.
 SHAPES: dict[str, dict[str, Any]] = {
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
            "num_attention_heads": 32, "tie_word_embeddings": False},
@@ -116,7 +115,7 @@ def save_random_checkpoint(config: LlamaConfig, folder: Path, device: torch.devi
 
 
 def load(folder: Path, device: torch.device, nf4: bool) -> PreTrainedModel:
-    """Load a checkpoint the way a training script does, in NF4 or in bf16."""
+    """Load a checkpoint as a training script does, in NF4 or in bf16."""
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -138,16 +137,16 @@ def load(folder: Path, device: torch.device, nf4: bool) -> PreTrainedModel:
 
 
 def lora_config() -> LoraConfig:
-    """LoRA as the notebook that people start from has it."""
+    """Build the LoRA config of a widely copied notebook."""
     return LoraConfig(
         r=8, lora_alpha=32, lora_dropout=0.05, target_modules=PROJECTIONS, task_type="CAUSAL_LM"
     )
 
 
 def step_bytes(model: torch.nn.Module) -> int:
-    """Bytes of weights that one decoding step must read, as they are stored.
+    """Count the bytes of weights that one decoding step must read, as they are stored.
 
-    Left out is an embedding that is not the LM head as well: a step reads single rows of it.
+    An embedding that is not also the LM head is left out: a step reads single rows of it.
     """
     head = model.get_output_embeddings().weight
     embedding = model.get_input_embeddings().weight
@@ -164,13 +163,13 @@ def step_bytes(model: torch.nn.Module) -> int:
 
 
 def kv_bytes(config: LlamaConfig, tokens: float) -> float:
-    """Bytes of bf16 keys and values of `tokens` cached tokens."""
+    """Compute the bytes of bf16 keys and values of `tokens` cached tokens."""
     heads = config.num_key_value_heads * config.head_dim
     return 2 * 2 * config.num_hidden_layers * heads * tokens
 
 
 def linear_parameters(config: LlamaConfig) -> int:
-    """Weights of the decoder layers' projections: 2 FLOP each for a token and a pass."""
+    """Count the weights of the decoder layers' projections: 2 FLOP each per token and pass."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim

@@ -32,25 +32,25 @@ def synchronize() -> None:
 
 
 def free_memory() -> None:
-    """Drop dead objects and give cached blocks back to the GPU."""
+    """Drop dead objects and release cached blocks of the GPU."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def reset_peaks() -> None:
-    """Let the peak counters start again from what is allocated now."""
+    """Reset the peak counters to what is allocated now."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
 
 
 def allocated_gib() -> float | None:
-    """GiB allocated now; None on CPU, where nobody counts."""
+    """Return GiB allocated now; None on a CPU, where it is not counted."""
     return round(torch.cuda.memory_allocated() / GIB, 3) if torch.cuda.is_available() else None
 
 
 def peak_gib() -> dict[str, float | None]:
-    """Peaks since `reset_peaks`, in GiB; None on CPU."""
+    """Return the peaks since `reset_peaks`, in GiB; None on a CPU."""
     if not torch.cuda.is_available():
         return {"peak_allocated_gib": None, "peak_reserved_gib": None}
     return {
@@ -95,7 +95,7 @@ class PhaseClock:
         self._stack.append(phase)
 
     def leave(self) -> None:
-        """Go back to the phase around the current one."""
+        """Return to the phase around the current one."""
         self._charge()
         self._stack.pop()
 
@@ -114,7 +114,7 @@ class PhaseClock:
         self._wrapped.append((owner, method))
 
     def unwrap(self) -> None:
-        """Uncover the methods of the classes again."""
+        """Restore the methods of the classes."""
         for owner, method in self._wrapped:
             delattr(owner, method)
         self._wrapped.clear()
@@ -144,7 +144,7 @@ class PhaseClock:
 def alternate(
     runs: Mapping[str, Callable[[int], Row]], repeats: int, seconds: float
 ) -> dict[str, list[Row]]:
-    """Run A, B, A, B, ...: what slows the machine down for a while slows both.
+    """Run A, B, A, B, ..., so that a slow machine slows down both.
 
     Args:
         runs: what to measure by name; each is called with the number of the round.
@@ -166,7 +166,7 @@ def alternate(
 
 
 def compare(measured: dict[str, list[Row]], key: str, rate: bool = False) -> Row:
-    """All values, medians, and how many times better than the first contender the others are.
+    """Return all values, medians, and ratios to the first contender.
 
     Args:
         measured: from `alternate`.
@@ -189,7 +189,7 @@ def compare(measured: dict[str, list[Row]], key: str, rate: bool = False) -> Row
 
 
 def earlier_rows(path: Path, settings: dict[str, Any], replaced: Row) -> list[Row]:
-    """Rows of a report that stay when a part of it is measured again.
+    """Return the rows of a report that are kept when a part of it is measured again.
 
     Args:
         path: the report.
@@ -238,11 +238,11 @@ class Report:
         self.flush()
 
     def time_left(self) -> float:
-        """Seconds until no further variant begins."""
+        """Return the seconds until no further variant starts."""
         return self._deadline - time.perf_counter()
 
     def flush(self) -> None:
-        """Write the file so that a reader never sees half of it."""
+        """Write the file atomically."""
         self.data["elapsed_s"] = round(time.perf_counter() - self._start, 1)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_name(self.path.name + ".tmp")
@@ -348,7 +348,7 @@ def _version(package: str) -> str | None:
 
 
 def _describe(error: Exception) -> str:
-    """Type, message and the innermost frames: enough to mend a run that cannot be repeated."""
+    """Format type, message and innermost frames, to debug a run that cannot be repeated."""
     frames = traceback.extract_tb(error.__traceback__)[-4:]
     where = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(frames))
     return f"{type(error).__name__}: {str(error)[:600]} [{where}]"

@@ -1,4 +1,4 @@
-"""What `cpu.py` hands to its parts, and how much they measure."""
+"""Sizes of the work that `cpu.py` measures, and the object that its parts share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from _measure import Report, Row
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the work, by default those of `make bench`.
+    """Sizes of the work; the defaults are those of `make bench`.
 
     Attributes:
         prompts: prompts of a step; with `generations` each.
         micro_batch: completions that stock TRL holds in one forward pass.
         completion_tokens: limit of a completion in a step.
-        repeats: rounds of every comparison, if the time suffices.
+        repeats: rounds of every comparison, if there is enough time.
         sampling_prompts: prompts of the sampling part, `generations` completions each.
         sampling_tokens: limits of a completion in the sampling part.
         problems: test problems of the evaluation part.
@@ -26,7 +26,7 @@ class Sizes:
         growth_generations: completions of a prompt; the first is the base of the other two series.
         growth_tokens: limits of a completion; likewise.
         growth_shapes: sizes of the model, from `_llama.SHAPES`; the middle one is the base.
-        run_reward: mean reward of three steps at which a whole run has arrived.
+        run_reward: mean reward of three steps at which a complete run stops.
     """
 
     prompts: int = 4
@@ -46,7 +46,7 @@ class Sizes:
     run_reward: float = 0.4
 
 
-# Enough to see that every part works; the figures mean nothing.
+# Enough to check that every part works; the figures are meaningless.
 SMOKE = Sizes(
     prompts=2,
     generations=2,
@@ -67,14 +67,14 @@ SMOKE = Sizes(
 
 @dataclass(frozen=True)
 class Bench:
-    """What every part needs: what to measure, how much of it, and where to write it.
+    """The context of every part: what to measure, how much of it, and where to write it.
 
     Attributes:
         report: takes the rows.
         model: folder of the policy.
         sizes: of the work.
         samples: name of the files with the completions of a step, which the first process writes.
-        labels: of all rows: `allocator`, and `contender` where a process has one only.
+        labels: of all rows: `allocator`, and `contender` if a process has only one.
     """
 
     report: Report
@@ -85,7 +85,7 @@ class Bench:
 
     @property
     def scratch(self) -> Path:
-        """An output directory for the trainers, which save nothing there."""
+        """Output directory of the trainers, which save nothing there."""
         return self.samples.parent / "output"
 
     def variant(self, part: str, measure: Callable[[Row], None], **labels: Any) -> None:

@@ -1,7 +1,6 @@
-"""TRL's trainer and ours side by side: one policy, one config, the same completions and rewards.
+"""TRL's trainer and ours: one policy, one config, the same completions and rewards.
 
-Everything goes through `train()` and `_generate_single_turn`, as in a run: what a contender does
-inside is its own affair.
+Both are measured from outside, through `train()` and `_generate_single_turn`, as in a run.
 """
 
 import copy
@@ -36,15 +35,15 @@ Settings = tuple[RunArguments, SoloGRPOConfig, ModelConfig]
 Gradients = dict[str, torch.Tensor]
 Times = dict[str, Any]
 
-# What the contenders are called in the results, and what they are.
+# Names of the contenders in the results, their classes and their settings.
 CONTENDERS: dict[str, tuple[type, dict[str, Any]]] = {
     "stock": (GRPOTrainer, {}),
     "solo": (SoloGRPOTrainer, {}),
     "solo_unshared": (SoloGRPOTrainer, {"share_prompts": False}),
 }
 
-# The quickstart, made repeatable: a learning rate of 0 leaves the policy as it is, so that every
-# repeat is the same step, and gradients are not clipped, which would hide a wrong scale.
+# The quickstart, made repeatable: a learning rate of 0 leaves the policy unchanged, so every repeat
+# is the same step. Gradients are not clipped, which would hide a wrong scale.
 REPEATABLE: dict[str, Any] = {
     "dataset_name": ROOT / "quickstart",
     "dtype": "float32",
@@ -53,7 +52,7 @@ REPEATABLE: dict[str, Any] = {
     "lr_scheduler_type": "constant",
     "max_grad_norm": 0.0,
     "max_steps": 1,
-    "per_device_train_batch_size": 8,  # what fits anywhere, and what people take
+    "per_device_train_batch_size": 8,  # fits anywhere, and is a common choice
     "gradient_accumulation_steps": 4,
     "max_completion_length": 96,
     "save_strategy": "no",
@@ -66,7 +65,7 @@ SIGNAL = (1.2, 0.2, 0.0, 0.2, 0.0, 1.2, 0.2, 0.2)
 
 
 def settings_for(model: str | Path, output_dir: Path, **changes: Any) -> Settings:
-    """The settings of `configs/quickstart.yaml` with `REPEATABLE` and `changes` on top."""
+    """Read the settings of `configs/quickstart.yaml`, changed by `REPEATABLE` and `changes`."""
     values = {**REPEATABLE, "model_name_or_path": model, "output_dir": output_dir, **changes}
     arguments = [text for key, value in values.items() for text in (f"--{key}", str(value))]
     run, args, model_args = parse_config(["--config", str(CONFIG), *arguments])
@@ -76,18 +75,18 @@ def settings_for(model: str | Path, output_dir: Path, **changes: Any) -> Setting
 
 @dataclass
 class Workload:
-    """What every contender is given.
+    """The work that every contender gets.
 
     Attributes:
         settings: config of the run.
         tokenizer: of the policy.
         dataset: rows with `prompt`.
-        load_model: makes the frozen weights, anew for each contender.
-        degenerate: share of the groups whose completions all earn the same; they come last.
+        load_model: loads the frozen weights, again for each contender.
+        degenerate: share of the groups whose completions all have the same reward; they come last.
         prompts: token ids of the prompts, one for each completion, once they are known.
         completions: token ids that every contender trains on, once they are known.
         invent: makes completions for prompts; without it the first contender samples them.
-        kept_in: file that hands prompts and completions on to the next process, if there is one.
+        kept_in: file that passes prompts and completions to the next process, if any.
     """
 
     settings: Settings
@@ -101,7 +100,7 @@ class Workload:
     kept_in: Path | None = None
 
     def rewards(self, completions: list[Any], **_: Any) -> list[float]:
-        """Score by place alone."""
+        """Score by position alone."""
         group = self.settings[1].num_generations
         n_groups = len(completions) // group
         n_signal = n_groups - round(self.degenerate * n_groups)
@@ -111,14 +110,14 @@ class Workload:
         ]
 
     def keep(self, prompts: list[list[int]], completions: list[list[int]]) -> None:
-        """Give these completions to all from now on."""
+        """Use these completions for all contenders from now on."""
         self.prompts, self.completions = prompts, completions
 
     def completions_for(self, prompts: list[list[int]]) -> list[list[int]]:
-        """The completions that were kept.
+        """Return the completions that were kept.
 
         Raises:
-            RuntimeError: if they were kept for other prompts; the contenders would not compare.
+            RuntimeError: if they belong to other prompts; the contenders would not be comparable.
         """
         if self.completions is None or prompts != self.prompts:
             raise RuntimeError("a contender was given other prompts than those of the completions")
@@ -135,7 +134,7 @@ class Workload:
             self.keep(*json.loads(self.kept_in.read_text()))
 
     def describe(self) -> dict[str, float]:
-        """Sizes, in tokens, of what is trained on."""
+        """Count the tokens that are trained on."""
         assert self.prompts is not None
         assert self.completions is not None
         lengths = [len(ids) for ids in self.completions]
@@ -149,7 +148,7 @@ class Workload:
 
 
 def quickstart_workload(settings: Settings) -> Workload:
-    """The quickstart's problems and its model, or the model and problems that settings name."""
+    """Build the workload of the model and problems in the settings, by default the quickstart's."""
     run, args, model_args = settings
     tokenizer = load_tokenizer(model_args.model_name_or_path)
     dataset, _ = load_train_and_validation(run, tokenizer, args.seed)
@@ -158,13 +157,13 @@ def quickstart_workload(settings: Settings) -> Workload:
 
 @dataclass
 class Contender(TrainerCallback):  # type: ignore[misc]
-    """A trainer that takes the same step as often as one likes.
+    """A trainer that can repeat the same step.
 
     Attributes:
         name: one of `CONTENDERS`.
-        samples: whether it samples in a step, for the time that it takes; it then trains on the
-            completions of the workload all the same, because luck makes others longer.
-        gradients: of every optimizer step of the last run, if `capture` was asked for.
+        samples: sample in every step, for the time that it takes. It is still trained on the
+            completions of the workload, because the lengths of others are random.
+        gradients: of every optimizer step of the last run, with `capture`.
     """
 
     name: str
@@ -178,7 +177,7 @@ class Contender(TrainerCallback):  # type: ignore[misc]
         self.trainer.add_callback(self)
         self._sample = self.trainer._generate_single_turn
         self.trainer._generate_single_turn = self._generate_single_turn
-        # SoloGRPOTrainer changes this function of TRL's for the whole process: each contender must
+        # SoloGRPOTrainer replaces this function of TRL for the entire process: each contender must
         # run with the one that it was built with.
         self._language_head = trl_utils._use_triton
         self._capture = False
@@ -192,8 +191,8 @@ class Contender(TrainerCallback):  # type: ignore[misc]
             capture: keep the gradients.
 
         Returns:
-            Seconds of sampling and of the rest, the training, from the begin of a step to behind
-            its optimizer's update; tokens sampled.
+            Seconds of sampling and of the rest, the training, from the start of a step to the end
+            of its optimizer update; tokens sampled.
         """
         self._times = {"step_s": 0.0, "sampling_s": 0.0, "sampled_tokens": 0}
         self._capture, self.gradients = capture, []
@@ -206,7 +205,7 @@ class Contender(TrainerCallback):  # type: ignore[misc]
         return self._times | {"training_s": self._times["step_s"] - self._times["sampling_s"]}
 
     def sample(self, prompts: list[list[int]], seed: int = 0) -> Times:
-        """Sample one completion of each of the prompts, which stand in groups."""
+        """Sample one completion of each prompt; those of a group are neighbours."""
         self.trainer.model.train()  # as TRL does
         torch.manual_seed(seed)
         group = self.trainer.num_generations
@@ -265,7 +264,7 @@ def _build_trainer(name: str, workload: Workload) -> GRPOTrainer:
 
 
 def _make_adapter_do_something(model: torch.nn.Module) -> None:
-    """LoRA begins with B = 0, where the gradient of A is zero and would prove nothing."""
+    """Fill the adapter: LoRA starts with B = 0, where the gradient of A is zero."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -274,7 +273,7 @@ def _make_adapter_do_something(model: torch.nn.Module) -> None:
 
 
 def build(names: Sequence[str], workload: Workload) -> dict[str, Contender]:
-    """Build the contenders one after the other; each with TRL as it is shipped."""
+    """Build the contenders one after the other, each with TRL as it is shipped."""
     contenders = {}
     for name in names:
         shipped = trl_utils._use_triton
@@ -284,7 +283,7 @@ def build(names: Sequence[str], workload: Workload) -> dict[str, Contender]:
 
 
 def gradient_gap(reference: list[Gradients], other: list[Gradients]) -> float:
-    """The largest |a - b| / |a| over all parameters and optimizer steps; 0 where both are zero."""
+    """Compute the largest |a - b| / |a| of any parameter and optimizer step; 0 if both are zero."""
     pairs = [
         (a[name], b[name])
         for a, b in zip(reference, other, strict=True)

@@ -1,20 +1,20 @@
-"""SoloGRPO beside stock TRL on a CPU: `make bench`, or a part of it.
+"""SoloGRPO compared with stock TRL on a CPU: `make bench`, or a part of it.
 
     python benchmarks/cpu.py --parts step,sampling
 
 step        one training step on the same completions, for several shares of groups without signal
 sharing     the same with and without prompts shared by a group
 variants    the same with a reference model, and with two steps on one batch
-sampling    completion tokens a second
-evaluation  greedy answers to test problems, against the loop that people copy
-memory      peak memory of a process that takes one whole step
+sampling    completion tokens per second
+evaluation  greedy answers to test problems, compared with a widely copied loop
+memory      peak memory of a process that takes one complete step
 growth      a step as the group, the completions and the model grow
-run         the quickstart until it earns a given reward
+run         the quickstart until it reaches a given reward
 
-Each part runs in processes of its own, because glibc reads its settings at the start of one:
-`plain` is glibc as it comes, `tuned` is what `make quickstart` sets. Both contenders always share
-one process and take turns in it. Rows go to a JSON file as they are measured; a part that is
-measured again replaces its own. `python benchmarks/performance_tables.py` makes tables of them.
+Each part runs in separate processes, because glibc reads its settings when a process starts:
+`plain` is glibc's default, `tuned` is what `make quickstart` sets. Both contenders always share
+one process and take turns in it. Rows are written to a JSON file as they are measured; measuring a
+part again replaces its rows. `python benchmarks/performance_tables.py` writes the tables.
 """
 
 import argparse
@@ -40,10 +40,10 @@ RESULTS = ROOT / "benchmarks/results/cpu.json"
 SMOKE_RESULTS = ROOT / "runs/bench-smoke.json"
 MODEL = ROOT / "models/SmolLM2-135M-Instruct"
 
-# Beside `prepare_cpu`, which a process calls itself: HUGE_PAGES of the Makefile.
+# In addition to `prepare_cpu`, which a process calls itself: HUGE_PAGES of the Makefile.
 TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-GRACE = 90.0  # seconds to end the variant that runs when the budget is spent, and to load
-END = 10.0  # seconds for a job to end what it has started
+GRACE = 90.0  # seconds for loading, and for finishing a variant after the budget is spent
+END = 10.0  # seconds for a job to end the processes that it has started
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Job:
     contender: str | None = None
 
     def labels(self) -> dict[str, Any]:
-        """What its rows are labelled with."""
+        """Labels of its rows."""
         labels = {"allocator": self.allocator}
         return labels if self.contender is None else {**labels, "contender": self.contender}
 
@@ -79,7 +79,7 @@ PARTS = tuple(dict.fromkeys(job.part for job in JOBS))
 
 
 def run_job(job: Job, args: argparse.Namespace, samples: Path) -> bool:
-    """Run one job in a process of its own; tell whether it ended well."""
+    """Run one job in a separate process; return True if it succeeded."""
     command = [
         sys.executable, str(Path(__file__)), "--worker", str(JOBS.index(job)),
         "--samples", str(samples), "--model", str(args.model), "--out", str(args.out),
@@ -98,7 +98,7 @@ def run_job(job: Job, args: argparse.Namespace, samples: Path) -> bool:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a job; it ends what it has started itself."""
+    """End a job; it ends the processes that it has started."""
     process.terminate()
     try:
         process.wait(timeout=END)
@@ -108,7 +108,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def environment(allocator: str) -> dict[str, str]:
-    """This process's environment with the settings of glibc's allocator, and no others of them."""
+    """Build the environment of a job, with only these settings of glibc's allocator."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     ours.pop("GLIBC_TUNABLES", None)
     ours |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -116,7 +116,7 @@ def environment(allocator: str) -> dict[str, str]:
 
 
 def work(job: Job, args: argparse.Namespace) -> bool:
-    """Measure one job in this process; tell whether every variant of it succeeded."""
+    """Measure one job in this process; return True if every variant succeeded."""
     from _cpu_generation import part_evaluation, part_sampling
     from _cpu_run import part_run
     from _cpu_training import part_growth, part_memory, part_sharing, part_step, part_variants
@@ -150,7 +150,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--parts", default=",".join(PARTS), help="which parts (default: all)")
     add("--model", type=Path, default=MODEL, help="folder of the policy; `make model` fetches it")
     add("--out", type=Path, help="results (default: benchmarks/results/cpu.json)")
-    add("--smoke", action="store_true", help="tiny sizes, to see that all parts work")
+    add("--smoke", action="store_true", help="tiny sizes, to check that all parts work")
     add("--worker", type=int, help=argparse.SUPPRESS)  # place in `JOBS`
     add("--samples", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

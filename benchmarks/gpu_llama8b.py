@@ -1,7 +1,7 @@
 """One GRPO step of a Llama-3.1-8B-shaped model, part by part, on one GPU.
 
 1. step: a whole optimizer step of TRL's GRPOTrainer and of ours: time and memory by phase.
-2. sampling: new tokens a second of every way to generate, against the memory-bandwidth bound.
+2. sampling: new tokens per second of every way to generate, and the memory-bandwidth bound.
 3. training: forward and backward of one batch, by micro-batch and activation checkpointing.
 
 Weights are random, so completions have full length: the worst case. `--shape tiny` runs on CPU.
@@ -72,7 +72,7 @@ COMPILE_SECONDS = 75.0  # a first torch.compile of 32 layers is not worth starti
 
 @dataclass
 class Bench:
-    """What every part needs: where to measure, what, and where to write it."""
+    """The context of every part: where to measure, what, and where to write it."""
 
     args: argparse.Namespace
     report: Report
@@ -113,11 +113,11 @@ class StepRecorder(TrainerCallback):
         self.clock.restart()
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Gradients are clipped; the update begins."""
+        """Start the clock of the update, after gradient clipping."""
         self.clock.enter("optimizer")
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """The update is done."""
+        """Stop the clock after the update."""
         self.clock.leave()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -126,7 +126,7 @@ class StepRecorder(TrainerCallback):
 
 
 def measure_phases(trainer: GRPOTrainer) -> StepRecorder:
-    """Put the clock around the trainer's methods, from outside."""
+    """Time the trainer's methods from outside."""
     clock = PhaseClock()
     clock.wrap(trainer, "_generate_and_score_completions", "scoring")
     clock.wrap(trainer, "_generate_single_turn", "generation")
@@ -143,7 +143,7 @@ def measure_phases(trainer: GRPOTrainer) -> StepRecorder:
 
 
 def make_trainer(bench: Bench, name: str, row: Row) -> GRPOTrainer:
-    """Load the policy and give it to the trainer called `name`."""
+    """Load the policy and pass it to the trainer called `name`."""
     trainer_class, config_class = GRPOTrainer, GRPOConfig
     if name == "solo":
         from sologrpo.config.arguments import SoloGRPOConfig
@@ -220,7 +220,7 @@ def part_step(bench: Bench) -> GRPOTrainer | None:
 
 
 def is_checkpointing(model: PeftModel) -> bool:
-    """Whether any layer recomputes its activations in the backward pass."""
+    """Check whether any layer recomputes its activations in the backward pass."""
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
@@ -266,7 +266,7 @@ def measure_training(
     finally:
         trainer.model.zero_grad()
         row |= peak_gib()
-    # Frozen weights have no gradient of their own: one pass forward, one back to the activations.
+    # Frozen weights have no gradient: one pass forward, one back to the activations.
     # Recomputing under checkpointing is left out, so that the two settings compare.
     flop = 4 * linear_parameters(trainer.model.config) * ROWS * length
     row |= {
@@ -340,7 +340,7 @@ class Generate:
         return (output.size(1) - prompts.size(1)) * output.size(0)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Release nothing."""
 
 
 class Compiled(Generate):
@@ -388,7 +388,7 @@ class ContinuousBatching:
         return sampled
 
     def close(self) -> None:
-        """Give back the paged cache, which was sized for this batch."""
+        """Release the paged cache, which was sized for this batch."""
         self.model.destroy_cached_continuous_batching_manager()
         self.model.set_attn_implementation("sdpa")
 
@@ -515,7 +515,7 @@ def copy_merged(policy: PeftModel, target: PreTrainedModel) -> int:
 
 
 def with_adapter(base: PreTrainedModel) -> PeftModel:
-    """Put an adapter that does something on a model."""
+    """Add an adapter with random weights to a model."""
     policy = get_peft_model(base, lora_config())
     with torch.no_grad():
         for name, parameter in policy.named_parameters():

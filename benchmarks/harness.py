@@ -3,10 +3,10 @@
     pip install lm-eval
     python benchmarks/harness.py --model runs/quickstart/merged --data quickstart
 
-The independent check of an accuracy: the harness loads the model, prompts it its own way (its gsm8k
-task with worked examples out of the training split), and scores with its own two filters. Our judge
-then reads the same completions. Every disagreement is listed with both readings. Only the data come
-from here: `train.jsonl` and `test.jsonl` with `question` and `answer`, as GSM8K has them.
+An independent check of an accuracy. The harness loads the model, prompts it in its own way (its
+gsm8k task, with worked examples from the training split), and scores with its own two filters. Our
+judge then reads the same completions, and every disagreement is listed with both readings. Only the
+data is ours: `train.jsonl` and `test.jsonl` with `question` and `answer`, as in GSM8K.
 """
 
 import argparse
@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))  # `rewards`, whether or not the project is instal
 
 from rewards.grading import judge, lenient_is_correct  # noqa: E402
 
-MARK = "####"  # of the answer line, in the data and so in the harness's worked examples
+MARK = "####"  # starts the answer line, in the data and so in the harness's worked examples
 NAMES = {"strict-match": "strict", "flexible-extract": "flexible"}  # the harness's filters
 
 
@@ -39,7 +39,7 @@ class Verdicts:
         completion: what the model wrote under the harness's prompt.
         gold: the raw answer of the data set.
         harness: by filter, what the harness extracted and whether it calls that right.
-        ours: by the same names, what our judge says, and why.
+        ours: by the same names, the reason of our judge's verdict, and the verdict.
     """
 
     index: int
@@ -49,15 +49,22 @@ class Verdicts:
     ours: dict[str, tuple[str, bool]]
 
     def disagreements(self) -> list[str]:
-        """The names under which the two sides differ."""
+        """Return the names under which the two sides differ."""
         return [name for name in self.ours if self.ours[name][1] != self.harness[name][1]]
 
 
 def our_verdicts(completion: str, gold: str) -> dict[str, tuple[str, bool]]:
-    """Our readings of a completion in the harness's format.
+    """Judge a completion in the harness's format with our judge.
 
-    Strict: what stands on the line of the first `####`, judged as the content of an answer element,
-    because that is where the worked examples put the answer. Flexible: the last number anywhere.
+    Strict: the line after the first `####`, where the worked examples put the answer, is judged as
+    the content of an answer element. Flexible: the last number anywhere.
+
+    Args:
+        completion: what the model wrote.
+        gold: the raw answer of the data set.
+
+    Returns:
+        By name the reason of the verdict, and the verdict.
 
     >>> our_verdicts("9 * 2 = 18\\n#### $18.00", "#### 18")["strict"]
     ('18 is the gold answer', True)
@@ -74,7 +81,10 @@ def our_verdicts(completion: str, gold: str) -> dict[str, tuple[str, bool]]:
 
 
 def evaluate(args: argparse.Namespace) -> tuple[list[Verdicts], dict[str, Any]]:
-    """Let the harness evaluate the model.
+    """Evaluate the model with the harness.
+
+    Args:
+        args: from `parse_args`.
 
     Returns:
         The verdicts in the order of the test split, and the harness's own scores.
@@ -109,7 +119,7 @@ def evaluate(args: argparse.Namespace) -> tuple[list[Verdicts], dict[str, Any]]:
 
 
 def read_samples(samples: list[dict[str, Any]]) -> list[Verdicts]:
-    """Join the harness's rows, one for each document and filter."""
+    """Join the harness's rows, of which there is one per document and filter."""
     rows: dict[int, dict[str, dict[str, Any]]] = collections.defaultdict(dict)
     for sample in samples:
         rows[sample["doc_id"]][NAMES[sample["filter"]]] = sample
@@ -127,7 +137,7 @@ def read_samples(samples: list[dict[str, Any]]) -> list[Verdicts]:
 
 
 def print_report(verdicts: list[Verdicts], scores: dict[str, Any]) -> None:
-    """Both sides' scores, and every disagreement."""
+    """Print both sides' scores, and every disagreement."""
     n = len(verdicts)
     print(f"\n{n} problems, completions of the harness's own prompt")
     print(f"{'':10} {'harness':>8} {'ours':>8} {'agree':>12}")
@@ -154,12 +164,22 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--model", type=Path, required=True, help="folder of a merged model (--save_merged)")
     add("--data", type=Path, required=True, help="folder with train.jsonl and test.jsonl")
-    add("--limit", type=int, help="the first so many test problems (default: all)")
-    add("--num_fewshot", type=int, default=5, help="worked examples (default: 5, the task's own)")
-    add("--apply_chat_template", action="store_true", help="examples as turns of a chat")
-    add("--max_new_tokens", type=int, default=256, help="of a completion (default: 256, its own)")
+    add("--limit", type=int, help="use only the first N test problems (default: all)")
+    add(
+        "--num_fewshot",
+        type=int,
+        default=5,
+        help="number of worked examples (default: 5, as in the task)",
+    )
+    add("--apply_chat_template", action="store_true", help="write the examples as turns of a chat")
+    add(
+        "--max_new_tokens",
+        type=int,
+        default=256,
+        help="limit of a completion (default: 256, as in the task)",
+    )
     add("--batch_size", type=int, default=8)
-    add("--dtype", default="float32", help="the harness loads the weights in it")
+    add("--dtype", default="float32", help="of the weights (default: float32)")
     add("--device", default="cpu")
     add("--out", type=Path, help="JSON file with all completions and verdicts")
     args = parser.parse_args(argv)
@@ -167,12 +187,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("lm-evaluation-harness is not installed: pip install lm-eval")
     for file in (args.model / "config.json", args.data / "train.jsonl", args.data / "test.jsonl"):
         if not file.is_file():
-            parser.error(f"there is no {file}")
+            parser.error(f"{file} does not exist")
     return args
 
 
 def main() -> None:
-    """Run the harness, judge again, and print."""
+    """Run the harness, judge its completions again, and print both scores."""
     args = parse_args()
     verdicts, scores = evaluate(args)
     print_report(verdicts, scores)

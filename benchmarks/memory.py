@@ -1,11 +1,11 @@
-"""Memory: what the plan says, what a CPU run takes, and which cards hold which recipe.
+"""Memory: the plan compared with a run on a CPU, and which recipes fit on which cards.
 
     python benchmarks/memory.py            # measure, then write the tables of docs/memory.md
     python benchmarks/memory.py --tables   # only write them
 
-Each measurement is one whole step of random weights in a process of its own. Its tensors, and the
-resident memory of the process at its highest, are set beside `plan_memory`; a step of a tiny model
-goes before, so that libraries do not count. The table of cards is computed, from the same function.
+Each measurement is one complete step with random weights in a separate process. Its tensors, and
+the peak resident memory of the process, are compared with `plan_memory`; a step of a tiny model
+comes first, so that libraries do not count. The table of cards is computed by the same function.
 """
 
 import argparse
@@ -32,7 +32,7 @@ GUIDE = ROOT / "docs/memory.md"
 BEGIN, END = "<!-- memory:begin -->", "<!-- memory:end -->"
 GIB = 2**30
 
-# Sizes of the steps that are measured, and whether activations are computed again.
+# Sizes of the steps that are measured, and activation checkpointing.
 GENERATIONS, TOKENS = 8, 256
 CASES = [("25m", False), ("135m", False), ("135m", True), ("360m", False), ("360m", True)]
 
@@ -53,14 +53,14 @@ QWEN3_8B = Qwen3Config(
 
 
 def config_of(model: str) -> PretrainedConfig:
-    """The architecture of a recipe's model, by its name."""
+    """Look up the architecture of a recipe's model by its name."""
     if "Qwen3-8B" in model:
         return QWEN3_8B
     return QWEN2_5_1_5B if "1.5B" in model else build_config("8b")
 
 
 def measure(shape: str, checkpointing: bool) -> dict[str, Any]:
-    """Take one step in this process; GiB planned and measured."""
+    """Take one step in this process; return GiB planned and measured."""
     from _cpu_training import resident_gib
 
     from sologrpo.console import quiet_libraries
@@ -88,7 +88,7 @@ def measure(shape: str, checkpointing: bool) -> dict[str, Any]:
 
 
 def one_step(shape: str, checkpointing: bool) -> tuple[Footprint, MemoryPlan, int]:
-    """Sizes and plan of a run, and bytes of the tensors that lived at one time in its step."""
+    """Take one step; return sizes and plan of its run, and the peak bytes of its tensors."""
     from _cpu_training import growth_workload
     from _live_memory import LiveMemory
     from _sizes import Bench, Sizes
@@ -113,12 +113,12 @@ def one_step(shape: str, checkpointing: bool) -> tuple[Footprint, MemoryPlan, in
 
 
 def _full_length(prompts: list[list[int]]) -> list[list[int]]:
-    """Completions that are as long as they may be, as the plan has them."""
+    """Build completions of maximum length, as the plan assumes."""
     return [[100] * TOKENS for _ in prompts]
 
 
 def measure_all() -> None:
-    """Run each case in a process of its own; write each row as soon as it is measured."""
+    """Run each case in a separate process; write each row as soon as it is measured."""
     rows = []
     for shape, checkpointing in CASES:
         command = [sys.executable, __file__, "--worker", shape, str(int(checkpointing))]
@@ -131,7 +131,7 @@ def measure_all() -> None:
 
 
 def measured_table(rows: list[dict[str, Any]]) -> str:
-    """Planned against measured."""
+    """Build the table of planned and measured memory."""
     lines = [
         "| Model, fp32 | checkpointing | weights | adapter | sampling | training | planned peak | "
         "tensors | planned / tensors | process |",
@@ -149,7 +149,7 @@ def measured_table(rows: list[dict[str, Any]]) -> str:
 
 
 def cards_table() -> str:
-    """Which cards hold which recipe, as its config stands; the mend where one does not."""
+    """Build the table of cards: yes if a recipe fits as it is, otherwise what to change."""
     head = "".join(f" {card} GB |" for card in CARDS)
     lines = [
         f"| Recipe | weights | adapter | sampling, at most | training | needed |{head}",
@@ -176,7 +176,7 @@ def cards_table() -> str:
 
 
 def write_tables() -> None:
-    """Put both tables between the marks of the guide."""
+    """Write both tables between the marks in the guide."""
     text = GUIDE.read_text(encoding="utf-8")
     before, after = text.split(BEGIN)[0], text.split(END)[1]
     rows = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
@@ -186,7 +186,7 @@ def write_tables() -> None:
 
 
 def main() -> None:
-    """Run what the command line says."""
+    """Measure if requested, then write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", action="store_true", help="do not measure again")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)

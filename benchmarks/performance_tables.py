@@ -2,8 +2,8 @@
 
     python benchmarks/performance_tables.py
 
-The tables stand between two marks; everything else in the document is left as it is. Without
-results there is a sentence that says so. No figure in the tables is typed by hand.
+The tables are between two marks; everything else in the document is left as it is. Without
+results, a sentence replaces them. No figure in the tables is typed by hand.
 """
 
 import json
@@ -24,7 +24,7 @@ ALLOCATORS = ("plain", "tuned")
 
 
 def tables(data: Data | None) -> str:
-    """All tables as Markdown; of a part that was not measured there is none."""
+    """Build all tables as Markdown, except those of parts that were not measured."""
     if data is None or not data["rows"]:
         return NOTHING
     sections: list[tuple[str, Callable[[list[Row]], str]]] = [
@@ -34,9 +34,9 @@ def tables(data: Data | None) -> str:
         ("A reference model, and two steps on one batch", variants_table),
         ("Sampling", sampling_table),
         ("Evaluation", evaluation_table),
-        ("Peak memory of one whole step", memory_table),
+        ("Peak memory of one complete step", memory_table),
         ("How the cost of a training step grows", growth_table),
-        ("The quickstart until it earns a given reward", run_table),
+        ("The quickstart until it reaches a given reward", run_table),
     ]
     parts = [describe(data)]
     for title, make in sections:
@@ -48,7 +48,7 @@ def tables(data: Data | None) -> str:
 
 
 def describe(data: Data) -> str:
-    """Machine, versions and settings, in a paragraph."""
+    """Describe machine, versions and settings in a paragraph."""
     machine, sizes = data["machine"], data["settings"]
     names = ("torch", "transformers", "trl", "peft")
     versions = ", ".join(f"{name} {data['versions'][name]}" for name in names)
@@ -56,8 +56,8 @@ def describe(data: Data) -> str:
         f"Measured {data['date']} on {machine['threads']} threads of an {sizes['cpu']} "
         f"({machine['cpus']} CPUs), no GPU; Python {machine['python']}, {versions}. "
         f"{sizes['model']} in {sizes['dtype']}; {sizes['prompts']} prompts x "
-        f"{sizes['generations']} completions a step, stock in micro-batches of "
-        f"{sizes['micro_batch']}. Seconds and rates are medians; a ratio says how many times "
+        f"{sizes['generations']} completions per step, stock in micro-batches of "
+        f"{sizes['micro_batch']}. Seconds and rates are medians; a ratio is how many times "
         "faster ours is."
     )
 
@@ -66,30 +66,30 @@ def describe(data: Data) -> str:
 
 
 def rows_of(rows: Iterable[Row], part: str, **labels: Any) -> list[Row]:
-    """The rows of a part that were measured and have these labels."""
+    """Select the rows of a part that were measured and have these labels."""
     wanted = {"part": part, **labels}.items()
     return [row for row in rows if wanted <= row.items() and not {"error", "skipped"} & row.keys()]
 
 
 def one(rows: Iterable[Row], part: str, **labels: Any) -> Row | None:
-    """The only such row, or None."""
+    """Return the only such row, or None."""
     found = rows_of(rows, part, **labels)
     return found[0] if found else None
 
 
 def unmeasured(rows: Iterable[Row]) -> list[str]:
-    """What was skipped or failed, in words."""
-    said = []
+    """Describe the rows that were skipped or failed."""
+    descriptions = []
     for row in rows:
         if {"error", "skipped"} & row.keys():
             labels = [str(v) for k, v in row.items() if k not in ("error", "skipped", "wall_s")]
             reason = "failed" if "error" in row else "no time was left"
-            said.append(f"{', '.join(labels)} ({reason})")
-    return said
+            descriptions.append(f"{', '.join(labels)} ({reason})")
+    return descriptions
 
 
 def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """A table; empty without rows.
+    """Build a table; empty without rows.
 
     >>> print(markdown(["a", "b"], [["1", "2"]]))
     | a | b |
@@ -101,7 +101,7 @@ def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits, or a dash.
+    """Format a number with three digits, or None as a dash.
 
     >>> number(12.345), number(0.01234), number(1234.5), number(None)
     ('12.3', '0.0123', '1234', '-')
@@ -112,7 +112,7 @@ def number(value: float | None) -> str:
 
 
 def times(value: float | None) -> str:
-    """A ratio: how many times faster.
+    """Format a ratio, how many times faster.
 
     >>> times(2.0), times(None)
     ('**2.00x**', '-')
@@ -121,7 +121,7 @@ def times(value: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """A share.
+    """Format a share.
 
     >>> percent(0.75)
     '75 %'
@@ -137,7 +137,7 @@ def _medians(row: Row | None, key: str = "median") -> dict[str, float]:
 
 
 def training_table(rows: list[Row]) -> str:
-    """Training part by the share of degenerate groups."""
+    """Build the table of the training part, by the share of degenerate groups."""
     shares = sorted({row["degenerate"] for row in rows_of(rows, "step", case="training")})
     body = []
     for share in shares:
@@ -169,7 +169,7 @@ def _quotient(above: float | None, below: float | None) -> float | None:
 
 
 def whole_step_table(rows: list[Row]) -> str:
-    """Sampling plus training, each contender with its own sampling."""
+    """Build the table of complete steps, each contender with its own sampling."""
     body = []
     for share in sorted({row["degenerate"] for row in rows_of(rows, "step", case="training")}):
         plain, tuned = (_whole_step(rows, share, name) for name in ALLOCATORS)
@@ -201,7 +201,7 @@ def _whole_step(rows: list[Row], share: float, allocator: str) -> dict[str, floa
 
 
 def sharing_table(rows: list[Row]) -> str:
-    """Our training part with and without `share_prompts`."""
+    """Build the table of our training part with and without `share_prompts`."""
     body = [
         [
             number(row["median"]["solo"]),
@@ -214,13 +214,13 @@ def sharing_table(rows: list[Row]) -> str:
         ]
         for row in rows_of(rows, "sharing")
     ]
-    head = ["shared, s", "each its own, s", "shared is faster", "gap, shared",
-            "gap, each its own", "gap, stock to itself", "repeats"]  # fmt: skip
+    head = ["shared, s", "not shared, s", "shared is faster", "gap, shared", "gap, not shared",
+            "gap, stock to itself", "repeats"]  # fmt: skip
     return markdown(head, body)
 
 
 def variants_table(rows: list[Row]) -> str:
-    """Training part with a KL term, and off-policy."""
+    """Build the table of the training part with a KL term, and off-policy."""
     body = [
         [
             f"`{row['variant']}`",
@@ -237,7 +237,7 @@ def variants_table(rows: list[Row]) -> str:
 
 
 def sampling_table(rows: list[Row]) -> str:
-    """Useful completion tokens a second."""
+    """Build the table of useful completion tokens per second."""
     body = [
         [
             f"{row['rows']} x up to {row['limit']} tokens",
@@ -252,7 +252,7 @@ def sampling_table(rows: list[Row]) -> str:
 
 
 def evaluation_table(rows: list[Row]) -> str:
-    """The notebook's loop and ours."""
+    """Build the table of the notebook's loop and ours."""
     body = [
         [
             str(row["problems"]),
@@ -271,7 +271,7 @@ def evaluation_table(rows: list[Row]) -> str:
 
 
 def memory_table(rows: list[Row]) -> str:
-    """Peak of main memory, a process each."""
+    """Build the table of peak memory, one process per row."""
     names = {"stock": "stock TRL", "solo": "SoloGRPO"}
     body = [
         [
@@ -285,7 +285,7 @@ def memory_table(rows: list[Row]) -> str:
 
 
 def growth_table(rows: list[Row]) -> str:
-    """The series of growing sizes, one after the other."""
+    """Build the table of the series of growing sizes."""
     words = {"generations": "completions of a prompt", "tokens": "tokens of a completion",
              "shape": "model"}  # fmt: skip
     body = [
@@ -304,23 +304,23 @@ def growth_table(rows: list[Row]) -> str:
 
 
 def run_table(rows: list[Row]) -> str:
-    """Wall time to a reward."""
+    """Build the table of the time until a reward is reached."""
     names = {"stock": "`--trainer stock`", "solo": "SoloGRPO"}
     found = {row["trainer"]: row for row in rows_of(rows, "run")}
     body = [
         [
             names[trainer],
-            "yes" if row["reached"] else "no, given up",
+            "yes" if row["reached"] else "no, stopped",
             str(row["steps"]),
             number(row["seconds"]),
             number(row["seconds"] / row["steps"]),
         ]
         for trainer, row in found.items()
     ]
-    table = markdown(["Run", "arrived", "steps", "seconds", "seconds a step"], body)
+    table = markdown(["Run", "reached", "steps", "seconds", "seconds per step"], body)
     if len(found) == 2 and all(row["reached"] for row in found.values()):
         ratio = found["stock"]["seconds"] / found["solo"]["seconds"]
-        table += f"\n\nOurs is there {times(ratio)} as fast."
+        table += f"\n\nOurs is {times(ratio)} as fast."
     return table
 
 
@@ -328,12 +328,12 @@ def run_table(rows: list[Row]) -> str:
 
 
 def read_results(file: Path = RESULTS) -> Data | None:
-    """The results of `cpu.py`, or None where it has not run."""
+    """Read the results of `cpu.py`; None if it has not run."""
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def replace_between_marks(text: str, new: str) -> str:
-    """The document with the generated section replaced.
+    """Replace the generated section of a document.
 
     Raises:
         ValueError: if the marks are missing or in the wrong order.
@@ -341,12 +341,12 @@ def replace_between_marks(text: str, new: str) -> str:
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"the document needs {BEGIN} and behind it {END}")
+        raise ValueError(f"the document needs {BEGIN}, and {END} after it")
     return f"{head}{BEGIN}\n{new}\n{END}{tail}"
 
 
 def main() -> None:
-    """Rewrite the section."""
+    """Rewrite the section of the guide."""
     text = GUIDE.read_text(encoding="utf-8")
     GUIDE.write_text(replace_between_marks(text, tables(read_results())), encoding="utf-8")
     print(f"wrote the tables of {GUIDE.relative_to(ROOT)}")

@@ -2,9 +2,14 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from hub_stand_in import HubStandIn
 
 # Read by the libraries when they are imported, so set here, before any test module is.
 _CACHE = tempfile.TemporaryDirectory(prefix="sologrpo-tests-")
@@ -49,3 +54,24 @@ def config_file(tmp_path: Path, tiny_llama: Path, tiny_data: Path) -> Path:
     settings = tiny_config(tiny_llama, tiny_data, tmp_path / "run")
     path.write_text(yaml.safe_dump(settings | {"save_steps": 1}), encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> "Iterator[HubStandIn]":
+    """A stand-in that the real client talks to, with a token that can write."""
+    import huggingface_hub.constants
+    from huggingface_hub.utils import _http
+
+    from hub_stand_in import running_hub
+
+    with running_hub() as running:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", running.endpoint)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        # The stand-in speaks the plain large file protocol, not that of hf_xet's own servers.
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+        monkeypatch.setenv("HF_TOKEN", "hf_writes")
+        monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)
+        _http.close_session()  # it was made for another endpoint, or to refuse all
+        yield running
+    _http.close_session()

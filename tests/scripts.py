@@ -1,10 +1,12 @@
-"""`train.py` and `evaluate.py` as a user calls them: in this process, or in one of their own."""
+"""Run `train.py` and `evaluate.py` as a user does: in this process, or in a separate one."""
 
 import importlib.util
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,14 +17,14 @@ from tiny import ROOT
 
 
 class Printed(str):
-    """What a script printed on stderr; its exit code and what it printed on stdout beside it."""
+    """The stderr of a script, with its exit code and stdout as attributes."""
 
     code: int
     stdout: str
 
 
 def load_script(name: str) -> ModuleType:
-    """`train.py` or `evaluate.py` as a module of its own."""
+    """Load `train.py` or `evaluate.py` as a new module."""
     spec = importlib.util.spec_from_file_location(f"script_{name}", ROOT / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -50,6 +52,16 @@ def exit_code(module: ModuleType, *arguments: object) -> int:
     return 0
 
 
+def run_here(name: str, *arguments: object) -> Printed:
+    """Run a script with these arguments, in this process; capture what Python prints."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = exit_code(load_script(name), *arguments)
+    printed = Printed(err.getvalue())
+    printed.code, printed.stdout = code, out.getvalue()
+    return printed
+
+
 def printed_by(
     module: ModuleType, capfd: pytest.CaptureFixture[str], *arguments: object
 ) -> Printed:
@@ -63,18 +75,26 @@ def printed_by(
 
 
 def script_environment(**more: str) -> dict[str, str]:
-    """What a script needs to find the project and `tiny`, on one core."""
+    """Return the environment in which a script finds the project and `tiny`, on one core."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     return os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | more
 
 
+def launch_command(*arguments: object) -> list[str]:
+    """Return the command that launches `train.py` as the documents do; run it in `ROOT`."""
+    accelerate = Path(sys.executable).parent / "accelerate"
+    one_device = ROOT / "configs" / "accelerate" / "one_device.yaml"
+    command = [accelerate, "launch", "--quiet", "--config_file", one_device, ROOT / "train.py"]
+    return list(map(str, [*command, *arguments]))
+
+
 def command_of(name: str, *arguments: object) -> list[str]:
-    """The command that runs a script with these arguments, in a process of its own."""
+    """Return the command that runs a script with these arguments, in a separate process."""
     return [sys.executable, str(ROOT / f"{name}.py"), *map(str, arguments)]
 
 
 def run_script(name: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own; `options` as of `subprocess.run`."""
+    """Run a script in a separate process; `options` are those of `subprocess.run`."""
     return subprocess.run(
         command_of(name, *arguments), capture_output=True, text=True, check=False, timeout=240,
         **{"env": script_environment()} | options,

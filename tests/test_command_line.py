@@ -15,7 +15,17 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from scripts import Printed, command_of, load_script, printed_by, script_environment
+from scripts import (
+    Printed,
+    exit_code,
+    launch_command,
+    load_script,
+    printed_by,
+    run_here,
+    run_script,
+    script_environment,
+    train_without_report,
+)
 from sologrpo.config.arguments import RunArguments
 from sologrpo.data.dataset import load_test_prompts, prompt_token_ids
 from sologrpo.model.loading import load_tokenizer
@@ -30,20 +40,7 @@ RESULT_FIELDS = {
 PAIRED_FIELDS = {"baseline_accuracy", "delta", "delta_ci95", "mcnemar_p"}
 
 
-# -- two runs and an evaluation, as subprocesses -------------------------------------------------
-
-
-def start(script: str, *arguments: str | Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command_of(script, *arguments), env=script_environment(),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    stdout, stderr = process.communicate(timeout=240)
-    assert process.returncode == 0, stdout + stderr
-    return stdout
+# -- two runs and an evaluation -------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -61,20 +58,22 @@ def config_file(work: Path, tiny_llama: Path, tiny_data: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(work: Path, config_file: Path) -> tuple[Path, Path, str]:
-    """Two runs with one seed, and what the first printed."""
-    folders = (work / "first", work / "second")
-    started = [
-        start("train", "--config", config_file, "--output_dir", folder) for folder in folders
-    ]
-    printed = [finish(process) for process in started]
-    return (*folders, printed[0])
+    """Two runs with one seed, the first in a separate process, and what that printed."""
+    first, second = work / "first", work / "second"
+    ended = run_script("train", "--config", config_file, "--output_dir", first)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    options = ("--config", config_file, "--output_dir", second)
+    assert exit_code(train_without_report(), *options) == 0
+    return first, second, ended.stdout
 
 
 @pytest.fixture(scope="module")
 def evaluated(work: Path, runs: tuple[Path, Path, str]) -> tuple[Path, str]:
     """The folder of the merged model of the first run, and what its evaluation printed."""
     merged = work / "merged"
-    return merged, finish(start("evaluate", "--run", runs[0], "--save_merged", merged))
+    printed = run_here("evaluate", "--run", runs[0], "--save_merged", merged)
+    assert printed.code == 0, printed
+    return merged, printed.stdout
 
 
 def adapter_weights(run: Path) -> dict[str, torch.Tensor]:
@@ -181,7 +180,8 @@ Call = Callable[..., Printed]
 @pytest.fixture
 def call(capfd: pytest.CaptureFixture[str]) -> Call:
     """Run `train.py` or `evaluate.py` with these arguments; capture what it prints."""
-    return lambda script, *arguments: printed_by(load_script(script), capfd, *arguments)
+    scripts = {"train": train_without_report, "evaluate": lambda: load_script("evaluate")}
+    return lambda script, *arguments: printed_by(scripts[script](), capfd, *arguments)
 
 
 def assert_one_line_error(stderr: str, code: int, *says: str) -> None:
@@ -466,20 +466,24 @@ def test_adapter_that_is_not_there_yet(call: Call, tmp_path: Path, tiny_llama: P
     assert_one_line_error(printed, printed.code, "holds no adapter")
 
 
-@pytest.mark.parametrize("script", ["train", "evaluate"])
-def test_bad_input_in_a_real_process(
-    script: str, runs: tuple[Path, Path, str], config_file: Path, tiny_qwen: Path, tiny_data: Path
+def test_an_adapter_of_another_model(
+    call: Call, runs: tuple[Path, Path, str], tiny_qwen: Path
 ) -> None:
     before = contents(runs[1])
-    if script == "train":
-        arguments = ["--config", config_file, "--output_dir", runs[1]]
-        says = ["already holds a run"]
-    else:
-        arguments = ["--run", runs[1], "--model", tiny_qwen]
-        says = ["made for base model", "tiny-llama", "tiny-qwen"]
-    process = start(script, *arguments)
-    _, stderr = process.communicate(timeout=120)
-    assert_one_line_error(stderr, process.returncode, *says)
+    printed = call("evaluate", "--run", runs[1], "--model", tiny_qwen)
+    says = ["made for base model", "tiny-llama", "tiny-qwen"]
+    assert_one_line_error(printed, printed.code, *says)
+    assert contents(runs[1]) == before
+
+
+def test_bad_input_under_accelerate_launch(runs: tuple[Path, Path, str], config_file: Path) -> None:
+    before = contents(runs[1])
+    ended = subprocess.run(
+        launch_command("--config", config_file, "--output_dir", runs[1]),
+        env=script_environment(), capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert ended.returncode == 1  # the launcher's, whatever the script's is
+    assert_one_line_error(ended.stderr, 2, "already holds a run: add --resume")
     assert contents(runs[1]) == before
 
 

@@ -12,26 +12,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# Files and folders that the tests cover.
-COVERED = (
-    "README.md",
-    "CONTRIBUTING.md",
-    "CHANGELOG.md",
-    "benchmarks/README.md",
-    "benchmarks/graders.py",
-    "benchmarks/reward_throughput.py",
-    "configs/",
-    "docs/LOG.md",
-    "docs/grading.md",
-    "docs/recipes.md",
-    "docs/rewards.md",
-    "docs/scaling.md",
-    "ds_zero2.json",
-    "quickstart/",
-    "rewards/",
-    "tests/quickstart/",
-    "tests/rewards/",
-    "tests/benchmarks/test_benchmarks_rewards.py",
+# Not clean yet. Remove a line when it is.
+PENDING = (
+    "docs/configuration.md",
+    "docs/metrics.md",
+    "docs/reliability.md",
+    "sologrpo/config/",
+    "sologrpo/report/",
+    "sologrpo/training/",
+    "tests/config/",
+    "tests/plan/",
+    "tests/report/",
+    "tests/soak.py",
+    "tests/training/",
 )
 TEXT = {".css", ".html", ".j2", ".js", ".json", ".md", ".py", ".toml", ".txt", ".yaml", ""}
 EXEMPT = (
@@ -73,6 +66,15 @@ PHRASES = {
     r"lays? .{0,20}over each other|laid over each other": "overlays",
     r"(?:completion|token|step|prompt|batch|nat|byte)s an? "
     r"(?:completion|token|step|prompt|batch|group|parameter|weight|second)": "... per ...",
+    r"(?:line|number|weight|one|once|entry|row|verdict|seed|room|share|seconds)s? an? "
+    r"(?:completion|token|step|prompt|batch|group|question|problem|run)": "... per ...",
+    r"(?:models?|quickstart|it) wants?": "needs",
+    r"made of (?:what|those|their|its|that|them|all)": "made from, or based on",
+    r"round (?:a|the|one|all)": "around",
+    r"less (?:the|its) (?:group|mean|average)": "minus",
+    r"come(?:s)? (?:out )?even": "divide evenly",
+    r"breaks? off|broken off": "fails",
+    r"(?:the )?way (?:through|works?)|whole way": "the pipeline",
     r"why not (?:whole|merged|packed)|why_not_(?:whole|merged|packed)": (
         "incomplete_reason, merge_obstacle, unpacked_reason"
     ),
@@ -82,8 +84,12 @@ PATTERNS = [
     (re.compile(rf"(?<![A-Za-z])(?:{pattern})(?![A-Za-z])", re.IGNORECASE), instead)
     for pattern, instead in PHRASES.items()
 ]
-# A docstring starts with a verb: "Load the tokenizer."
-NOT_A_VERB = re.compile(r"(?:What|Whether|How|Say|So|Where|Which|Why)\b")
+# No docstring starts with these. A function's starts with a verb: "Load the tokenizer."
+NEVER_FIRST = re.compile(r"(?:What|Whether|How|Say|So|Where|Which|Why)\b")
+NOT_A_VERB = re.compile(
+    r"(?:The|A|An|All|Every|Each|One|Those|That|This|These|It|Some|Any|No|Both|Several|Everything"
+    r"|Rows|Tokens?|Number|Bytes|Text|Completions|Seconds|Weights|Share|Mean|Length)\b|[(a-z0-9]"
+)
 
 
 def covered_files():
@@ -93,9 +99,8 @@ def covered_files():
     return [
         name
         for name in names
-        if name.startswith(COVERED)
-        and Path(name).suffix in TEXT
-        and not name.startswith(EXEMPT)
+        if Path(name).suffix in TEXT
+        and not name.startswith((*EXEMPT, *PENDING))
         and (ROOT / name).is_file()
     ]
 
@@ -116,21 +121,31 @@ def test_no_phrase_comes_back():
     assert not found, "\n".join(["plain English, please:", *found])
 
 
-def docstrings(text):
-    """The line and first words of each docstring in Python source."""
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+def is_property(node):
+    names = [getattr(part, "id", getattr(part, "attr", "")) for part in node.decorator_list]
+    return "property" in names or "cached_property" in names
+
+
+def docstring_problems(text, is_test):
+    """Yield the line and the first line of each docstring that starts with the wrong word."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, kinds) and (docstring := ast.get_docstring(node)):
-            yield getattr(node, "lineno", 1), docstring.partition("\n")[0]
+        if not isinstance(node, (ast.Module, ast.ClassDef, *functions)):
+            continue
+        first = (ast.get_docstring(node) or "").partition("\n")[0]
+        needs_verb = isinstance(node, functions) and not is_test and not is_property(node)
+        if NEVER_FIRST.match(first) or (needs_verb and NOT_A_VERB.match(first)):
+            yield getattr(node, "lineno", 1), first
 
 
-def test_docstrings_start_with_a_verb_or_a_noun():
+def test_docstrings_start_with_a_verb():
     found = [
         f"{name}:{number}: {first!r}: start with a verb"
         for name in covered_files()
         if name.endswith(".py")
-        for number, first in docstrings((ROOT / name).read_text(encoding="utf-8"))
-        if NOT_A_VERB.match(first)
+        for number, first in docstring_problems(
+            (ROOT / name).read_text(encoding="utf-8"), is_test=name.startswith("tests/")
+        )
     ]
     assert not found, "\n".join(["plain English, please:", *found])
 

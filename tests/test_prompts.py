@@ -177,7 +177,7 @@ def test_stop_strings_cut_no_completion_short_and_leave_it_right(
 def test_base_model_that_copies_the_worked_example_is_stopped(
     prompt_format: PromptFormat, plain_text: PlainText
 ) -> None:
-    """It goes on as the prompt does: with the next turn, which must not be taken for its answer."""
+    """It continues with the next turn, which must not be taken for its answer."""
     example = WorkedExample(**EXAMPLE)
     prompt = prompt_format.text("What is 7 + 5?", [example])
     after_instruction = prompt[prompt.index(example.thinking) :]
@@ -211,7 +211,7 @@ def test_weights_are_counted_against_the_rewards_of_the_format() -> None:
 def test_unknown_prompt_format_in_a_file(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("prompt_format: r1\n", encoding="utf-8")
-    with pytest.raises(InputError, match="unknown prompt_format 'r1': use one of xml, r1_zero"):
+    with pytest.raises(InputError, match="unknown prompt_format 'r1': use one of boxed, r1_zero"):
         parse_config([*MODEL, "--config", str(config)])
 
 

@@ -40,10 +40,10 @@ from sologrpo.export.folders import (
 from sologrpo.export.hub import HubError, check_repository_name, open_repository, push_folder
 from sologrpo.export.model_card import write_card
 from sologrpo.export.parity import Gap, ParityCheck, gap_table, parity_failure
-from sologrpo.files import EVALUATIONS, RESULTS, write_atomically
+from sologrpo.files import ADAPTER, EVALUATIONS, RESULTS, write_atomically
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.memory import release_unused
-from sologrpo.model.merging import check_adapter, dequantised, merge_adapter, save_4bit, save_merged
+from sologrpo.model.merging import check_adapter, dequantize, merge_adapter, save_4bit, save_merged
 
 REQUANTISED = "4bit"
 
@@ -68,9 +68,9 @@ class Export:
     """An export whose input was checked.
 
     Attributes:
-        settings: of the evaluation of the run: model, adapter, data.
-        arguments: the flags.
+        settings: of the evaluation of the run: model, adapter, data, and the flags of the export.
         adapter: of the run.
+        folders: of the models to be saved, in the order of making.
         finished: per model to be saved, the gaps that an earlier call measured; None if it is still
             to be made.
         problems: on which models are compared; None if all are finished.
@@ -78,29 +78,24 @@ class Export:
     """
 
     settings: EvaluationSettings
-    arguments: ExportArguments
     adapter: Path
+    folders: dict[str, Path]
     finished: dict[str, list[Gap] | None]
     problems: Dataset | None = None
     repository: str | None = None
 
-    @property
-    def pushes(self) -> str | None:
-        """The kind of model that is pushed, or would be without `--dry_run`."""
-        return self.arguments.what if self.arguments.push_to_hub else None
 
-
-def begin_export(arguments: ExportArguments, settings: EvaluationSettings) -> Export | None:
+def begin_export(settings: EvaluationSettings) -> Export | None:
     """Check the input before any work is done; return None if there is nothing to export.
 
     Args:
-        arguments: the flags.
-        settings: of the evaluation of the run.
+        settings: of the evaluation of the run, with the flags of the export.
 
     Raises:
         InputError: if there is no adapter, if a folder is in use, if there are no problems to
             compare models on, or if the Hub would not accept the push.
     """
+    arguments = settings.export
     if not (arguments.save_merged or arguments.save_4bit or arguments.push_to_hub):
         return None
     if settings.adapter is None:
@@ -108,33 +103,27 @@ def begin_export(arguments: ExportArguments, settings: EvaluationSettings) -> Ex
     check_adapter(settings.adapter, settings.model.model_name_or_path)
     if arguments.push_to_hub:
         check_repository_name(arguments.push_to_hub)
-    folders = model_folders(arguments, settings.output_dir)
-    made_from = fingerprint(settings, arguments)
-    finished = {what: finished_gaps(folder, made_from) for what, folder in folders.items()}
-    export = Export(settings, arguments, settings.adapter, finished)
-    if None in finished.values():
-        export = replace(export, problems=_load_problems(settings, arguments.parity_problems))
+    folders = _model_folders(arguments, settings.output_dir / "export")
+    made_from = fingerprint(settings)
+    finished = {kind: finished_gaps(folder, made_from) for kind, folder in folders.items()}
+    problems = _load_problems(settings) if None in finished.values() else None
+    repository = None
     if arguments.push_to_hub and not arguments.dry_run:
         repository = open_repository(arguments.push_to_hub, arguments.private)
-        export = replace(export, repository=repository)
-    return export
+    return Export(settings, settings.adapter, folders, finished, problems, repository)
 
 
-def model_folders(arguments: ExportArguments, run: Path) -> dict[str, Path]:
-    """List the folders of the models to be saved, in the order of making.
-
-    A model that is only needed for another one, or for a push, is saved in the run directory.
-    """
-    pushed = arguments.what if arguments.push_to_hub else None
+def _model_folders(arguments: ExportArguments, default: Path) -> dict[str, Path]:
+    """Choose the folder of each model to be saved; without a flag for it, one in `default`."""
     folders = {}
-    if arguments.save_merged or arguments.save_4bit or pushed in ("merged", "4bit"):
-        folders["merged"] = Path(arguments.save_merged or run / "export" / "merged")
-    if arguments.save_4bit or pushed == "4bit":
-        folders["4bit"] = Path(arguments.save_4bit or run / "export" / "4bit")
+    if arguments.save_merged or arguments.save_4bit or arguments.pushed in ("merged", "4bit"):
+        folders["merged"] = Path(arguments.save_merged or default / "merged")
+    if arguments.save_4bit or arguments.pushed == "4bit":
+        folders["4bit"] = Path(arguments.save_4bit or default / "4bit")
     return folders
 
 
-def _load_problems(settings: EvaluationSettings, count: int) -> Dataset:
+def _load_problems(settings: EvaluationSettings) -> Dataset:
     """Load problems of the training split, held-out ones if there are any.
 
     The test split is read by `evaluate.py` alone.
@@ -146,7 +135,7 @@ def _load_problems(settings: EvaluationSettings, count: int) -> Dataset:
         settings.data, tokenizer, settings.seed if seed is None else seed
     )
     rows = train if validation is None else validation
-    return rows.select(range(min(count, len(rows))))
+    return rows.select(range(min(settings.export.parity_problems, len(rows))))
 
 
 def export_and_push(export: Export, console: Console) -> None:
@@ -160,35 +149,35 @@ def export_and_push(export: Export, console: Console) -> None:
         InputError: if a saved model is too far from the trained one to be pushed, or the push
             fails. Saved models stay, and the same command reuses them.
     """
-    folders = model_folders(export.arguments, export.settings.output_dir)
-    gaps = _make_models(export, folders)
+    arguments, folders = export.settings.export, dict(export.folders)
+    gaps = _make_models(export)
     if gaps:
         _print_gaps(console, gaps)
         _add_to_results(export, gaps)
-    if export.pushes == "adapter":
-        folders["adapter"] = copy_adapter(
-            export.adapter, export.settings.output_dir / "export", export.arguments.base_model
-        )
-    for what, folder in folders.items():
+    if arguments.pushed == "adapter":
+        target = export.settings.output_dir / "export" / ADAPTER
+        folders["adapter"] = copy_adapter(export.adapter, target, arguments.base_model)
+    for kind, folder in folders.items():
         write_card(
             folder,
-            what=what,
-            name=export.repository or export.arguments.push_to_hub or folder.name,
+            kind=kind,
+            name=export.repository or arguments.push_to_hub or folder.name,
             run=export.settings.run,
             base_model=str(export.settings.model.model_name_or_path),
-            base_on_hub=export.arguments.base_model,
-            gaps=[] if what == "adapter" else gaps,
+            base_on_hub=arguments.base_model,
+            gaps=[] if kind == "adapter" else gaps,
         )
-        print_line(console, f"{what:8}  {folder}")
-    if export.pushes is not None:
-        _push(export, folders[export.pushes], gaps, console)
+        print_line(console, f"{kind:8}  {folder}")
+    if arguments.pushed is not None:
+        _push(export, folders[arguments.pushed], gaps, console)
 
 
 def _push(export: Export, folder: Path, gaps: Sequence[Gap], console: Console) -> None:
-    pushed = {"merged": _closest_merge(gaps), "4bit": REQUANTISED}.get(export.arguments.what)
+    arguments = export.settings.export
+    pushed = {"merged": _closest_merge(gaps), "4bit": REQUANTISED}.get(arguments.what)
     for gap in gaps:
-        failure = parity_failure(gap, export.arguments.max_kl) if gap.name == pushed else None
-        if failure and not export.arguments.push_despite_gap:
+        failure = parity_failure(gap, arguments.max_kl) if gap.name == pushed else None
+        if failure and not arguments.push_despite_gap:
             raise InputError(
                 f"not pushed: {folder} is not the model that was trained: {failure}; push the "
                 "adapter (--what adapter), or add --push_despite_gap"
@@ -196,7 +185,7 @@ def _push(export: Export, folder: Path, gaps: Sequence[Gap], console: Console) -
     if export.repository is None:
         print_line(console, f"would push {folder}")
         return
-    message = f"Upload {export.arguments.what} made by SoloGRPO"
+    message = f"Upload {arguments.what} made by SoloGRPO"
     try:
         url = push_folder(folder, export.repository, message, ignore=[MARKER])
     except HubError as error:
@@ -205,7 +194,7 @@ def _push(export: Export, folder: Path, gaps: Sequence[Gap], console: Console) -
 
 
 def _closest_merge(gaps: Sequence[Gap]) -> str | None:
-    """Name the merge that is kept."""
+    """Return the name of the merge that is kept."""
     merges = [gap for gap in gaps if gap.name != REQUANTISED]
     closest = min(merges, key=lambda gap: (math.isnan(gap.kl), gap.kl), default=None)
     return None if closest is None else closest.name
@@ -214,20 +203,22 @@ def _closest_merge(gaps: Sequence[Gap]) -> str | None:
 # -- models ----------------------------------------------------------------------------------------
 
 
-def _make_models(export: Export, folders: dict[str, Path]) -> list[Gap]:
+def _make_models(export: Export) -> list[Gap]:
     """Make and measure the models that are not finished; return the gaps of all."""
     finished = dict(export.finished)
     if export.problems is not None:
+        release_unused()  # a model that was evaluated before, say
         check = ParityCheck(export.settings, export.problems)
         if finished["merged"] is None:
-            finished["merged"] = _make_merged(export, folders["merged"], check)
+            finished["merged"] = _make_merged(export, check)
         if "4bit" in finished and finished["4bit"] is None:
-            finished["4bit"] = _make_4bit(export, folders, check)
+            finished["4bit"] = _make_4bit(export, check)
     return [gap for gaps in finished.values() for gap in gaps or ()]
 
 
-def _make_merged(export: Export, target: Path, check: ParityCheck) -> list[Gap]:
+def _make_merged(export: Export, check: ParityCheck) -> list[Gap]:
     """Save each merge that was asked for next to the target, and keep the closest."""
+    target = export.folders["merged"]
     merges, gaps = {}, []
     for kind in _merge_kinds(export):
         merges[kind] = unfinished_folder(target, kind)
@@ -235,7 +226,7 @@ def _make_merged(export: Export, target: Path, check: ParityCheck) -> list[Gap]:
         release_unused()
         gaps.append(check.measure(kind, merges[kind]))
     kept = merges.pop(str(_closest_merge(gaps)))
-    finish(kept, target, fingerprint(export.settings, export.arguments), gaps)
+    finish(kept, target, fingerprint(export.settings), gaps)
     for folder in merges.values():
         shutil.rmtree(folder)
     return gaps
@@ -244,7 +235,7 @@ def _make_merged(export: Export, target: Path, check: ParityCheck) -> list[Gap]:
 def _merge_kinds(export: Export) -> list[str]:
     if not export.settings.trained_in_4bit:
         return [ORIGINAL]
-    asked = export.arguments.merge_into
+    asked = export.settings.export.merge_into
     return [DEQUANTISED, ORIGINAL] if asked == "closer" else [asked]
 
 
@@ -252,7 +243,7 @@ def _merge_to_disk(export: Export, kind: str, folder: Path) -> None:
     settings = replace(export.settings.model, load_in_4bit=kind == DEQUANTISED)
     base = load_base_model(settings, export.settings.trust_remote_code)
     # Summed in main memory, where a model that fits on the GPU only in 4 bits has room.
-    model = merge_adapter(dequantised(base.to("cpu")), export.adapter)
+    model = merge_adapter(dequantize(base.to("cpu")), export.adapter)
     dtype = model.dtype
     if export.settings.trained_in_4bit and dtype == torch.float32:
         dtype = torch.bfloat16  # a 4-bit run's merge is saved in half precision
@@ -272,12 +263,12 @@ def _tokenizer_to_save(export: Export) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _make_4bit(export: Export, folders: dict[str, Path], check: ParityCheck) -> list[Gap]:
-    folder = unfinished_folder(folders["4bit"], REQUANTISED)
-    save_4bit(folders["merged"], folder, export.settings.trust_remote_code)
+def _make_4bit(export: Export, check: ParityCheck) -> list[Gap]:
+    folder = unfinished_folder(export.folders["4bit"], REQUANTISED)
+    save_4bit(export.folders["merged"], folder, export.settings.trust_remote_code)
     release_unused()
     gaps = [check.measure(REQUANTISED, folder)]
-    finish(folder, folders["4bit"], fingerprint(export.settings, export.arguments), gaps)
+    finish(folder, export.folders["4bit"], fingerprint(export.settings), gaps)
     return gaps
 
 
@@ -323,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     quiet_libraries()
     prepare_cpu()
     settings = parse_evaluation(sys.argv[1:] if argv is None else argv)
-    export = begin_export(settings.export, settings)
+    export = begin_export(settings)
     if export is None:
         raise InputError(
             "nothing to do: give --save_merged FOLDER, --save_4bit FOLDER or --push_to_hub NAME"

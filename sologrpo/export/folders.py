@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from sologrpo.config.evaluation import EvaluationSettings
-from sologrpo.config.export import ExportArguments
 from sologrpo.errors import InputError
 from sologrpo.export.model_card import public_name
 from sologrpo.export.parity import Gap
 from sologrpo.files import (
-    ADAPTER,
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     REWARD_CURVE,
@@ -36,7 +34,7 @@ ADAPTER_FILES = (
 )  # fmt: skip
 
 
-def fingerprint(settings: EvaluationSettings, arguments: ExportArguments) -> dict[str, Any]:
+def fingerprint(settings: EvaluationSettings) -> dict[str, Any]:
     """Describe everything that a saved model depends on, to compare two exports."""
     assert settings.adapter is not None
     weights = settings.adapter / ADAPTER_WEIGHTS
@@ -46,8 +44,8 @@ def fingerprint(settings: EvaluationSettings, arguments: ExportArguments) -> dic
         "base_revision": settings.model.model_revision,
         "dtype": str(settings.model.dtype),
         "trained_in_4bit": settings.trained_in_4bit,
-        "merge_into": arguments.merge_into,
-        "parity_problems": arguments.parity_problems,
+        "merge_into": settings.export.merge_into,
+        "parity_problems": settings.export.parity_problems,
     }
 
 
@@ -107,15 +105,15 @@ def finish(folder: Path, target: Path, made_from: dict[str, Any], gaps: Sequence
     os.replace(folder, target)
 
 
-def copy_adapter(adapter: Path, export_folder: Path, base_on_hub: str | None) -> Path:
+def copy_adapter(adapter: Path, target: Path, base_on_hub: str | None) -> Path:
     """Copy the adapter without anything that belongs to this machine; return the copy.
 
     Args:
         adapter: of the run.
-        export_folder: of the run, for everything that is pushed from there.
+        target: folder to copy to; what was there before is removed.
         base_on_hub: Hub name of the base model, if the run has a local folder.
     """
-    target = _empty_folder(export_folder / ADAPTER)
+    _empty_folder(target)
     for pattern in ADAPTER_FILES:
         for file in sorted(adapter.glob(pattern)):
             shutil.copy(file, target)

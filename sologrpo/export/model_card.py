@@ -84,7 +84,7 @@ def is_hub_name(name: str) -> bool:
 
 def write_card(
     folder: Path,
-    what: str,
+    kind: str,
     name: str,
     run: Path | None,
     base_model: str,
@@ -95,7 +95,7 @@ def write_card(
 
     Args:
         folder: of the model.
-        what: "adapter", "merged" or "4bit".
+        kind: "adapter", "merged" or "4bit".
         name: `NAME` or `USER/NAME` on the Hub, or any other name.
         run: run directory; whatever is missing there is left out of the card.
         base_model: name or path of the base model.
@@ -112,9 +112,9 @@ def write_card(
         shutil.copy(run / REWARD_CURVE, folder / REWARD_CURVE)
     base = public_name(base_model, base_on_hub)
     card = ModelCard.from_template(
-        _metadata(what, name, base, config, evaluations),
+        _metadata(kind, name, base, config, evaluations),
         template_path=str(TEMPLATE),
-        what=what,
+        kind=kind,
         name=name,
         title=name.rpartition("/")[2],
         base=base,
@@ -136,7 +136,7 @@ def write_card(
 
 
 def _metadata(
-    what: str, name: str, base: str, config: Record, evaluations: Evaluations
+    kind: str, name: str, base: str, config: Record, evaluations: Evaluations
 ) -> ModelCardData:
     data = public_name(str(config.get("dataset_name", "")))
     results = [
@@ -147,11 +147,11 @@ def _metadata(
     return ModelCardData(
         base_model=base if is_hub_name(base) else None,
         base_model_relation=None if not is_hub_name(base)
-        else "adapter" if what == "adapter" else "finetune",
+        else "adapter" if kind == "adapter" else "finetune",
         datasets=[data] if is_hub_name(data) else None,
-        library_name="peft" if what == "adapter" else "transformers",
+        library_name="peft" if kind == "adapter" else "transformers",
         pipeline_tag="text-generation",
-        tags=["grpo", "trl", "sologrpo", *(["lora"] if what == "adapter" else [])],
+        tags=["grpo", "trl", "sologrpo", *(["lora"] if kind == "adapter" else [])],
         # The Hub shows a score only under a name.
         model_name=name.rpartition("/")[2] if results else None,
         eval_results=results or None,

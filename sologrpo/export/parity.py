@@ -87,7 +87,7 @@ class Gap:
 
 
 def parity_failure(gap: Gap, max_kl: float = MAX_KL) -> str | None:
-    """Name the bound that a saved model exceeds; None if it is within both.
+    """Describe the bound that a saved model exceeds; None if it is within both.
 
     Args:
         gap: as measured.
@@ -126,22 +126,18 @@ def gap_table(gaps: Sequence[Gap]) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class _Answer:
-    """A greedy answer of the trained model, and its log-probabilities at each of the T tokens."""
+    """A greedy answer of the trained model, with its log-probabilities at each of the T tokens.
+
+    `training_kl_T` is the KL from the trained model to the one before training.
+    """
 
     prompt: list[int]
     tokens: list[int]
+    is_correct: bool
     token_T: torch.Tensor
     top_TK: torch.Tensor
     top_ids_TK: torch.Tensor
-
-
-@dataclass(frozen=True)
-class _Reference:
-    """All answers of the trained model, with what the judge makes of them."""
-
-    answers: list[_Answer]
-    verdicts: list[bool]
-    training_kl: float
+    training_kl_T: torch.Tensor
 
 
 class ParityCheck:
@@ -172,20 +168,20 @@ class ParityCheck:
         Raises:
             InputError: if one of the models cannot be loaded, or they do not read the same prompts.
         """
-        reference = self._reference
-        gap = self._compare(name, folder, reference)
+        answers = self._trained_answers  # before the saved model is loaded
+        gap = self._compare(name, folder, answers)
         release_unused()
         return gap
 
     @cached_property
-    def _reference(self) -> _Reference:
+    def _trained_answers(self) -> list[_Answer]:
         release_unused()
-        reference = self._answer_and_score()
+        answers = self._answer_and_score()
         release_unused()
-        return reference
+        return answers
 
-    def _answer_and_score(self) -> _Reference:
-        """Let the trained model answer; score its answers with the adapter and without it."""
+    def _answer_and_score(self) -> list[_Answer]:
+        """Load the trained model, let it answer, and score its answers."""
         settings = self._settings
         assert settings.adapter is not None
         name = str(settings.model.model_name_or_path)
@@ -200,51 +196,35 @@ class ParityCheck:
         model = load_adapter(base, settings.adapter).eval()
         prompts = prompt_token_ids(self._problems["prompt"], tokenizer)
         completions = self._complete(model, tokenizer, prompts, config)
-        answers, training_kl = [], []
-        for prompt, tokens in zip(prompts, completions, strict=True):
-            log_probs_TV = _log_probs(model, prompt, tokens)
-            top = log_probs_TV.topk(min(TOP_K, log_probs_TV.size(-1)))
-            with model.disable_adapter():
-                before_TV = _log_probs(model, prompt, tokens)
-            training_kl += coarse_kl(top.values, before_TV.gather(1, top.indices)).tolist()
-            token_T = _of_tokens(log_probs_TV, tokens).cpu()
-            answers.append(
-                _Answer(prompt, tokens, token_T, top.values.cpu(), top.indices.int().cpu())
-            )
         verdicts = self._judge(tokenizer, completions)
-        return _Reference(answers, verdicts, fmean(training_kl))
+        triples = zip(prompts, completions, verdicts, strict=True)
+        return [_score(model, *triple) for triple in triples]
 
-    def _compare(self, name: str, folder: Path, reference: _Reference) -> Gap:
+    def _compare(self, name: str, folder: Path, answers: Sequence[_Answer]) -> Gap:
         """Load a saved model as its users will, and compare it on the trained model's answers."""
         trust = self._settings.trust_remote_code
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
         prompts = prompt_token_ids(self._problems["prompt"], tokenizer)
-        if prompts != [answer.prompt for answer in reference.answers]:
+        if prompts != [answer.prompt for answer in answers]:
             raise InputError(
                 f"{folder}: its tokenizer or chat template is not the trained model's: export again"
             )
         model = _load_saved(folder, pick_dtype(self._settings.model.dtype), trust)
-        kl, logprob_gaps, same_top = [], [], []
-        for answer in reference.answers:
-            log_probs_TV = _log_probs(model, answer.prompt, answer.tokens)
-            ids_TK = answer.top_ids_TK.long().to(log_probs_TV.device)
-            top_TK = answer.top_TK.to(log_probs_TV)
-            kl += coarse_kl(top_TK, log_probs_TV.gather(1, ids_TK)).tolist()
-            token_T = answer.token_T.to(log_probs_TV)
-            logprob_gaps += (_of_tokens(log_probs_TV, answer.tokens) - token_T).abs().tolist()
-            same_top += (log_probs_TV.argmax(-1) == ids_TK[:, 0]).tolist()
+        distances = [_distances(model, answer) for answer in answers]
+        kl_T, logprob_gap_T, same_top_T = torch.cat(distances, dim=1)
         completions = self._complete(model, tokenizer, prompts, {})
-        pairs = zip(completions, reference.answers, strict=True)
-        paired = compare_paired(reference.verdicts, self._judge(tokenizer, completions))
+        pairs = zip(completions, answers, strict=True)
+        verdicts = self._judge(tokenizer, completions)
+        paired = compare_paired([answer.is_correct for answer in answers], verdicts)
         return Gap(
             name=name,
             problems=len(prompts),
-            tokens=len(logprob_gaps),
-            kl=fmean(kl),
-            training_kl=reference.training_kl,
-            mean_logprob_gap=fmean(logprob_gaps),
-            max_logprob_gap=max(logprob_gaps),
-            top1_agreement=fmean(same_top),
+            tokens=len(kl_T),
+            kl=kl_T.mean().item(),
+            training_kl=torch.cat([answer.training_kl_T for answer in answers]).mean().item(),
+            mean_logprob_gap=logprob_gap_T.mean().item(),
+            max_logprob_gap=logprob_gap_T.max().item(),
+            top1_agreement=same_top_T.mean().item(),
             greedy_agreement=fmean(tokens == answer.tokens for tokens, answer in pairs),
             accuracy_trained=paired.baseline_accuracy,
             accuracy=paired.accuracy,
@@ -297,6 +277,33 @@ def _load_saved(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Pr
         if isinstance(module, bnb.nn.Linear4bit):
             module.compute_dtype = dtype
     return model
+
+
+def _score(model: PeftModel, prompt: list[int], tokens: list[int], is_correct: bool) -> _Answer:
+    """Score a greedy answer with the adapter, and without it for what training changed."""
+    log_probs_TV = _log_probs(model, prompt, tokens)
+    top = log_probs_TV.topk(min(TOP_K, log_probs_TV.size(-1)))
+    with model.disable_adapter():
+        before_TV = _log_probs(model, prompt, tokens)
+    return _Answer(
+        prompt=prompt,
+        tokens=tokens,
+        is_correct=is_correct,
+        token_T=_of_tokens(log_probs_TV, tokens).cpu(),
+        top_TK=top.values.cpu(),
+        top_ids_TK=top.indices.int().cpu(),
+        training_kl_T=coarse_kl(top.values, before_TV.gather(1, top.indices)).double().cpu(),
+    )
+
+
+def _distances(model: PreTrainedModel, answer: _Answer) -> torch.Tensor:
+    """Measure KL, log-prob gap and top-1 agreement at each token of an answer, 3 x T."""
+    log_probs_TV = _log_probs(model, answer.prompt, answer.tokens)
+    ids_TK = answer.top_ids_TK.long().to(log_probs_TV.device)
+    kl_T = coarse_kl(answer.top_TK.to(log_probs_TV), log_probs_TV.gather(1, ids_TK))
+    gap_T = (_of_tokens(log_probs_TV, answer.tokens) - answer.token_T.to(log_probs_TV)).abs()
+    same_top_T = log_probs_TV.argmax(-1) == ids_TK[:, 0]
+    return torch.stack([kl_T, gap_T, same_top_T.to(kl_T)]).double().cpu()
 
 
 def coarse_kl(p_TK: torch.Tensor, q_TK: torch.Tensor) -> torch.Tensor:

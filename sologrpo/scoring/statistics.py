@@ -15,10 +15,18 @@ Interval = tuple[float, float]
 
 
 def wilson_interval(successes: float, n: float, confidence: float = 0.95) -> Interval:
-    """Score interval of a proportion (Wilson 1927), without continuity correction.
+    """Compute the score interval of a proportion (Wilson 1927), without continuity correction.
 
-    Unlike the textbook interval it stays inside 0 to 1, and it has a width when all or none of
-    the problems are right. `n` need not be whole: see `clustered_interval`.
+    Unlike the textbook interval it stays between 0 and 1, and has a width even if none or all of
+    the problems are right.
+
+    Args:
+        successes: from 0 to `n`.
+        n: over 0. Neither has to be an integer, see `clustered_interval`.
+        confidence: of the interval, between 0 and 1.
+
+    Raises:
+        ValueError: if an argument is out of range.
 
     Example:
         >>> low, high = wilson_interval(81, 263)
@@ -37,10 +45,20 @@ def wilson_interval(successes: float, n: float, confidence: float = 0.95) -> Int
 
 
 def mcnemar_exact(newly_right: int, newly_wrong: int) -> float:
-    """Two-sided exact McNemar p-value: could a fair coin have split the changed problems so?
+    """Compute the two-sided p-value of the exact McNemar test.
 
-    Problems on which both models agree say nothing about which is better, so only those whose
-    verdict changed are counted. Returns 1.0 when none did.
+    It is the chance that a fair coin splits the changed problems at least as unevenly. Problems on
+    which both models agree do not tell which is better, and are not counted.
+
+    Args:
+        newly_right: problems that only the trained model answers right.
+        newly_wrong: problems that only the baseline answers right.
+
+    Returns:
+        The p-value; 1.0 if no verdict changed.
+
+    Raises:
+        ValueError: if a count is negative.
 
     Example:
         >>> mcnemar_exact(1, 7)
@@ -63,11 +81,21 @@ def paired_difference_interval(
     both_wrong: int,
     confidence: float = 0.95,
 ) -> Interval:
-    """Interval of `trained - baseline` accuracy when both answered the same problems.
+    """Compute the interval of `trained - baseline` accuracy on the same problems.
 
     Method 10 of Newcombe, "Improved confidence intervals for the difference between binomial
     proportions based on paired data", Statistics in Medicine 17 (1998) 2635-2650: the Wilson
     intervals of the two accuracies, combined with the correlation of the two verdicts.
+
+    Args:
+        both_right: number of problems that both models answer right.
+        newly_right: number that only the trained model answers right.
+        newly_wrong: number that only the baseline answers right.
+        both_wrong: number that neither answers right.
+        confidence: of the interval, between 0 and 1.
+
+    Raises:
+        ValueError: if a count is negative, or all are 0.
     """
     table = (both_right, newly_right, newly_wrong, both_wrong)
     n = sum(table)
@@ -84,11 +112,19 @@ def paired_difference_interval(
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Chance that at least one of `k` samples is right, estimated from `samples` of a problem.
+    """Estimate the chance that at least one of `k` samples of a problem is right.
 
-    1 - C(n - c, k) / C(n, k): the share of all choices of k among the n samples that hold a right
-    one. It is unbiased, which 1 - (1 - c / n)^k is not (Chen et al. 2021, "Evaluating Large
+    1 - C(n - c, k) / C(n, k): the share of all choices of k among the n samples that contain a
+    right one. It is unbiased, unlike 1 - (1 - c / n)^k (Chen et al. 2021, "Evaluating Large
     Language Models Trained on Code", section 2.1).
+
+    Args:
+        samples: number of samples, n.
+        right: number of right samples, c.
+        k: from 1 to `samples`.
+
+    Raises:
+        ValueError: if an argument is out of range.
 
     Example:
         >>> pass_at_k(samples=4, right=1, k=2)
@@ -101,15 +137,17 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def majority_share(answers: Sequence[Hashable | None], right: Sequence[bool]) -> float:
-    """Chance that the answer most samples of a problem give is right, a tie broken by lot.
+    """Compute the chance that the most frequent answer is right, with ties broken at random.
 
-    A sample without an answer (None) has no vote; a problem without any vote is wrong. Where the
-    right answer ties with m - 1 others, 1 / m is returned: the order of the samples, which means
-    nothing, then has no say.
+    A sample without an answer (None) does not vote; a problem without votes is wrong. If the right
+    answer ties with m - 1 others, the chance is 1 / m, whatever the order of the samples.
 
     Args:
-        answers: of each sample, equal for equal values.
-        right: whether each sample's answer is right.
+        answers: one per sample, equal for equal values.
+        right: one verdict per sample.
+
+    Raises:
+        ValueError: if there are more answers than verdicts, or fewer.
 
     Example:
         >>> majority_share(["7", "7", "9", None], [True, True, False, False])
@@ -128,19 +166,22 @@ def majority_share(answers: Sequence[Hashable | None], right: Sequence[bool]) ->
 def clustered_interval(
     scores: Sequence[float], samples: int = 1, confidence: float = 0.95
 ) -> Interval:
-    """Interval of the mean of one score a problem, each the mean of several samples.
+    """Compute the interval of a mean score, if each problem's score averages several samples.
 
-    Samples of one problem are not independent: 16 of them on each of 100 problems say less than
-    one on each of 1,600. The standard error is that of the problems' scores; Wilson's interval is
-    then made for so many independent samples as would have it (Dean and Pagano, "Evaluating
-    Confidence Interval Methods for Binomial Proportions in Clustered Surveys", Journal of Survey
-    Statistics and Methodology 3 (2015) 484-503). Where no spread is seen, it is made for one
-    sample a problem.
+    Samples of one problem are not independent: 16 samples of each of 100 problems carry less
+    information than one sample of each of 1,600. The standard error is that of the problems'
+    scores. Wilson's interval is then computed for the number of independent samples that would
+    have this standard error (Dean and Pagano, "Evaluating Confidence Interval Methods for Binomial
+    Proportions in Clustered Surveys", Journal of Survey Statistics and Methodology 3 (2015)
+    484-503). If all scores are equal, it is computed for one sample per problem.
 
     Args:
-        scores: one a problem, from 0 to 1.
-        samples: of each problem. No more than `len(scores) * samples` are ever counted.
-        confidence: of the interval.
+        scores: one per problem, from 0 to 1.
+        samples: per problem. At most `len(scores) * samples` independent samples are assumed.
+        confidence: of the interval, between 0 and 1.
+
+    Raises:
+        ValueError: if there are no scores, or one is out of range.
 
     Example:
         >>> low, high = clustered_interval([0.0, 1.0, 1.0, 1.0], samples=8)
@@ -156,9 +197,16 @@ def clustered_interval(
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Value below which `percent` (0 to 100) of the values lie, interpolated linearly.
+    """Compute a percentile by linear interpolation.
 
-    `statistics.quantiles` refuses a single value before Python 3.13, and knows no 0 and 100.
+    `statistics.quantiles` refuses a single value before Python 3.13, and 0 and 100 percent.
+
+    Args:
+        values: at least one, in any order.
+        percent: from 0 to 100.
+
+    Raises:
+        ValueError: if there are no values, or `percent` is out of range.
 
     Example:
         >>> percentile([10, 20, 30], 75)
@@ -175,7 +223,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """Two models on the same problems. Accuracies and `delta` are fractions, the rest counts."""
+    """Two models on the same problems: accuracies and `delta` as fractions, and counts."""
 
     n: int
     baseline_accuracy: float
@@ -190,7 +238,14 @@ class PairedComparison:
 
 
 def compare_paired(baseline: Sequence[bool], trained: Sequence[bool]) -> PairedComparison:
-    """Compare verdicts on the same problems, given in the same order.
+    """Compare the verdicts on two models.
+
+    Args:
+        baseline: whether the baseline answers each problem right.
+        trained: whether the trained model does, in the same order.
+
+    Raises:
+        ValueError: if their lengths differ, or are 0.
 
     Example:
         >>> compare_paired([True, False, False], [True, True, False]).newly_right
@@ -224,7 +279,7 @@ def _normal_quantile(confidence: float) -> float:
 
 
 def _corrected_phi(both_right: int, newly_right: int, newly_wrong: int, both_wrong: int) -> float:
-    """Correlation of the two verdicts, -1 to 1, with Newcombe's continuity correction."""
+    """Correlate the two verdicts, from -1 to 1, with Newcombe's continuity correction."""
     n = both_right + newly_right + newly_wrong + both_wrong
     margins = (
         (both_right + newly_right)
@@ -232,7 +287,7 @@ def _corrected_phi(both_right: int, newly_right: int, newly_wrong: int, both_wro
         * (both_right + newly_wrong)
         * (newly_right + both_wrong)
     )
-    if margins == 0:  # one model is right on all or on none: no correlation to speak of
+    if margins == 0:  # one model is right on all or on none, so there is no correlation
         return 0.0
     agreement = both_right * both_wrong - newly_right * newly_wrong
     if agreement > 0:
@@ -241,5 +296,5 @@ def _corrected_phi(both_right: int, newly_right: int, newly_wrong: int, both_wro
 
 
 def _combine(first: float, second: float, phi: float) -> float:
-    """Length of the third side: distances `first` and `second`, correlated by `phi`."""
+    """Combine two distances, correlated by `phi`, like two sides of a triangle."""
     return math.sqrt(max(0.0, first * first - 2 * phi * first * second + second * second))

@@ -209,7 +209,7 @@ def test_made_up_completions_are_ragged_and_end():
 
 
 def fake_run(metrics, rewards, pause):
-    """A process that logs one step after the other, and then goes on for ever."""
+    """A process that logs one step after the other, and then never ends."""
     code = (
         f"import json, time\nfile = open({str(metrics)!r}, 'a')\nfor reward in {rewards}:\n"
         f"    time.sleep({pause})\n"
@@ -410,7 +410,7 @@ def test_runs_that_did_not_arrive_have_no_ratio():
     ]
     assert "**4.50x**" in performance.run_table(runs)
     runs[1]["reached"] = False
-    assert "given up" in performance.run_table(runs)
+    assert "no, stopped" in performance.run_table(runs)
     assert "x**" not in performance.run_table(runs)
 
 

@@ -24,7 +24,7 @@ Run = Callable[..., "Table"]
 
 
 class Table(str):
-    """What the script printed, with its exit code and the last line of stderr."""
+    """Standard output of the script, with its exit code and the last line of stderr."""
 
     code: int
     error: str

@@ -1,15 +1,11 @@
-"""A finished four-bit run, and a Hub for the real client."""
+"""A finished four-bit run."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-import huggingface_hub.constants
 import pytest
 import yaml
-from huggingface_hub.utils import _http
 
-from hub_stand_in import HubStandIn, running_hub
 from scripts import exit_code, load_script
 from tiny import tiny_config
 
@@ -39,19 +35,3 @@ def run(tiny_llama: Path, tiny_data: Path, tmp_path_factory: pytest.TempPathFact
         (folder / "eval" / label).mkdir(parents=True)
         (folder / "eval" / label / "results.json").write_text(json.dumps(results))
     return folder
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubStandIn]:
-    """A stand-in that the real client talks to, with a token that can write."""
-    with running_hub() as running:
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", running.endpoint)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        # The stand-in speaks the plain large file protocol, not that of hf_xet's own servers.
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-        monkeypatch.setenv("HF_TOKEN", "hf_writes")
-        monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)
-        _http.close_session()  # it was made for another endpoint, or to refuse all
-        yield running
-    _http.close_session()

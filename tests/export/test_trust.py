@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts import exit_code, load_script, run_script, script_environment
+from scripts import exit_code, load_script, printed_by, run_script, script_environment
 from tiny import ROOT, rows, tiny_config, write_rows
 
 TOKENS = {
@@ -27,18 +27,23 @@ def all_bytes(*folders: Path) -> dict[Path, bytes]:
     }
 
 
-def test_no_token_is_written_or_printed(tmp_path: Path, tiny_llama: Path, tiny_data: Path) -> None:
+def test_no_token_is_written_or_printed(
+    tmp_path: Path, tiny_llama: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     run, config = tmp_path / "run", tmp_path / "tiny.yaml"
     settings = tiny_config(tiny_llama, tiny_data, run) | {"report_to": "wandb", "save_steps": 1}
     config.write_text(yaml.safe_dump(settings), encoding="utf-8")
     environment = script_environment(WANDB_MODE="offline", WANDB_DIR=str(tmp_path), **TOKENS)
-    options = {"env": environment, "cwd": tmp_path}
-    trained = run_script("train", "--config", config, "--hub_token", ARGUMENT, **options)
+    command = ("--config", config, "--hub_token", ARGUMENT)
+    trained = run_script("train", *command, env=environment, cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
-    evaluated = run_script("evaluate", "--run", run, "--limit", 2, **options)
-    assert evaluated.returncode == 0, evaluated.stderr
+    for name, token in TOKENS.items():
+        monkeypatch.setenv(name, token)
+    evaluated = printed_by(load_script("evaluate"), capfd, "--run", run, "--limit", 2)
+    assert evaluated.code == 0, evaluated
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
-    printed = trained.stdout + trained.stderr + evaluated.stdout + evaluated.stderr
+    printed = trained.stdout + trained.stderr + evaluated.stdout + evaluated
     files = all_bytes(tmp_path)
     assert run / "checkpoint-2" / "training_args.bin" in files
     for token in (*TOKENS.values(), ARGUMENT):

@@ -1,4 +1,4 @@
-"""``python -m rewards``: what a user types to debug a reward."""
+"""The command line of the rewards: list them, or score a completion."""
 
 import os
 import subprocess

@@ -61,7 +61,7 @@ def test_batches_equal_one_by_one(family: str, request: pytest.FixtureRequest) -
     # The prompts must exercise what is claimed: both endings, several lengths, different texts.
     assert {c.stop_reason for c in expected} == {"length", "end_token"}
     assert len({completion.text for completion in expected}) > 5
-    # All in one batch; batches of two or three; one a batch.
+    # All in one batch; batches of two or three; batches of one.
     for token_budget in (16384, 600, 1):
         done = generate_greedily(model, tokenizer, prompts, NEW_TOKENS, token_budget)
         assert done == expected
@@ -86,7 +86,7 @@ def test_stop_strings_end_each_completion_by_itself(
     tokenizer.pad_token = pad_token
     prompts, stop_strings = ragged_prompts(tokenizer), STOP_STRINGS[family]
     expected = [by_hand(model, tokenizer, prompt, stop_strings) for prompt in prompts]
-    # The prompts must exercise what is claimed: every stop string ends some, and some go on.
+    # The prompts must exercise what is claimed: every stop string ends some, and some continue.
     assert all(any(c.text.endswith(string) for c in expected) for string in stop_strings)
     assert not all(c.text.endswith(stop_strings) for c in expected)
     if by_transformers:

@@ -61,7 +61,7 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
 def first_stop(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], strings: Sequence[str]
 ) -> int | None:
-    """What stopping means, word for word: decode every prefix."""
+    """The definition of stopping: decode every prefix."""
     for length in range(1, len(ids) + 1):
         if any(string in decode(tokenizer, ids[:length]) for string in strings):
             return length
@@ -70,7 +70,7 @@ def first_stop(
 
 @cache
 def texts_of(make: Callable[[], PreTrainedTokenizerBase]) -> list[str]:
-    """What each token adds in the middle of a text; a part of a character shows as garbled."""
+    """Text of each token inside a text; a part of a character is garbled."""
     tokenizer = make()
     before = tokenizer.convert_tokens_to_ids("x")
     return [decode(tokenizer, [before, i])[1:] for i in range(len(tokenizer))]
@@ -144,7 +144,7 @@ EURO = ["<0xE2>", "<0x82>", "<0xAC>"]
         ("€€a", ["x", *EURO, *EURO, "a"], True),
         # Special tokens in between take no place in the text.
         ("</answer>", ["</", "answer", *["<s>"] * 20, ">"], True),
-        # One bad byte garbles all bytes beside it, also the three line breaks ...
+        # One bad byte garbles all bytes next to it, also the three line breaks ...
         ("\n\n\n", ["<0xE2>", *["<0x0A>"] * 4], False),
         # ... and cutting the é in two would do so.
         ("\n\n\n", ["<0xC3>", "<0xA9>", *["<0x0A>"] * 3], True),

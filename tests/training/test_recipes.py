@@ -6,9 +6,9 @@ The smoke recipes run through `train.py` from their own files, with a tiny model
 import json
 import re
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from trl import ModelConfig
 
 from rewards.completions import text_of, texts_of
+from scripts import exit_code, train_without_report
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import RENAMED, parse_config
 from sologrpo.config.schedule import check_fills_a_batch, optimizer_steps
@@ -97,7 +98,7 @@ def make_smoke(folder: Path, *arguments: str) -> list[list[str]]:
     return [line.split() for line in done.stdout.splitlines() if line.startswith("launched: ")]
 
 
-def test_make_smoke_never_goes_into_a_folder_that_exists(tmp_path: Path) -> None:
+def test_make_smoke_takes_free_folders_and_other_data(tmp_path: Path) -> None:
     (tmp_path / "runs" / "smoke-boxed").mkdir(parents=True)
     (tmp_path / "runs" / "smoke-boxed-2").mkdir()
     launched = make_smoke(tmp_path)
@@ -106,9 +107,7 @@ def test_make_smoke_never_goes_into_a_folder_that_exists(tmp_path: Path) -> None
         f"runs/{name}" + ("-3" if name == "smoke-boxed" else "") for name in SMOKE
     )
     assert not any("--dataset_name" in words for words in launched)
-
-
-def test_make_smoke_takes_other_data(tmp_path: Path) -> None:
+    assert all(words[:3] == ["launched:", "launch", "--quiet"] for words in launched)
     launched = make_smoke(tmp_path, "DATA=some/problems")
     assert len(launched) == len(SMOKE)
     assert all(words[-2:] == ["--dataset_name", "some/problems"] for words in launched)
@@ -343,25 +342,22 @@ Rows = list[dict[str, Any]]
 Train = Callable[..., tuple[Rows, list[str]]]
 
 
-@pytest.fixture
-def train(
-    tiny_llama: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Train]:
+@pytest.fixture(scope="module")
+def train(tiny_llama: Path, tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
     """Run a recipe in small; give the rows of its metrics and the texts of its completions."""
-    from train import main
 
+    @cache
     def run(
         name: str, reward: str = "digits", model: Path = tiny_llama, steps: int = 3
     ) -> tuple[Rows, list[str]]:
-        output = tmp_path / name
+        output = tmp_path_factory.mktemp(name)
         small = {
             "model_name_or_path": model, "dataset_name": tiny_data, "output_dir": output,
             "dtype": "float32", "bf16": "false", "max_completion_length": 12, "max_steps": steps,
             "learning_rate": 0.02, "rewards": f"test_recipes:{reward}", "save_strategy": "no",
         }  # fmt: skip
         argv = [part for key, value in small.items() for part in (f"--{key}", str(value))]
-        monkeypatch.setattr(sys, "argv", ["train.py", "--config", f"configs/{name}.yaml", *argv])
-        main()
+        assert exit_code(train_without_report(), "--config", f"configs/{name}.yaml", *argv) == 0
         rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
         tables = map(pyarrow.parquet.read_table, sorted((output / "completions").iterdir()))
         texts = [text_of(cell) for part in tables for cell in part["completion"].to_pylist()]
@@ -380,20 +376,7 @@ def test_one_update_a_batch_is_on_policy(name: str, train: Train) -> None:
         assert row["grad_norm"] > 0.0
 
 
-def test_off_policy_ratio_starts_at_one_and_leaves_it(train: Train) -> None:
-    rows, _ = train("smoke-r1-zero-off-policy", steps=8)
-    assert ["reward" in row for row in rows] == [True, False, False, False] * 2
-    for i, row in enumerate(rows):
-        if i % 4 == 0:
-            assert row["ratio/min"] == pytest.approx(1.0, abs=1e-3)
-            assert row["ratio/max"] == pytest.approx(1.0, abs=1e-3)
-            assert row["clip_ratio/region_mean"] == 0.0
-        else:
-            assert row["ratio/min"] < 0.99 or row["ratio/max"] > 1.01
-    assert any(row["clip_ratio/region_mean"] > 0.0 for row in rows)
-
-
-def test_off_policy_old_log_probs_are_frozen(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_policy_updates(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
     original = SoloGRPOTrainer._prepare_inputs
 
@@ -403,8 +386,18 @@ def test_off_policy_old_log_probs_are_frozen(train: Train, monkeypatch: pytest.M
         return batch
 
     monkeypatch.setattr(SoloGRPOTrainer, "_prepare_inputs", prepare)
-    train("smoke-r1-zero-off-policy", steps=8)
-    # Two rollout batches x two passes x two mini-batches.
+    rows, _ = train("smoke-r1-zero-off-policy", steps=8)
+    # The ratio to the old policy starts at one and leaves it.
+    assert ["reward" in row for row in rows] == [True, False, False, False] * 2
+    for i, row in enumerate(rows):
+        if i % 4 == 0:
+            assert row["ratio/min"] == pytest.approx(1.0, abs=1e-3)
+            assert row["ratio/max"] == pytest.approx(1.0, abs=1e-3)
+            assert row["clip_ratio/region_mean"] == 0.0
+        else:
+            assert row["ratio/min"] < 0.99 or row["ratio/max"] > 1.01
+    assert any(row["clip_ratio/region_mean"] > 0.0 for row in rows)
+    # Old log-probs are frozen: two rollout batches x two passes x two mini-batches.
     for first, second in [(0, 2), (1, 3), (4, 6), (5, 7)]:
         assert torch.equal(used[first][0], used[second][0])
         assert torch.equal(used[first][1], used[second][1])

@@ -370,54 +370,49 @@ def test_killed_three_times(
     assert validations == [3, 6, 9, 10]
 
 
-def test_sigterm_saves_and_exits_with_0(
-    train: Train, config_file: Path, uninterrupted: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    process = start(config_file, run, "--save_steps", "100")
-    wait_for_step(run, 2)
-    process.terminate()
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 0, stderr
-    checkpoint = last_complete_checkpoint(run)
-    assert checkpoint is not None
-    assert f"stopped; {checkpoint} is complete: resume with --resume" in stderr
-    assert "SIGTERM" in stderr
-    assert "Traceback" not in stderr
-    assert not (run / "adapter").exists()
-    assert train(run, "--resume", "--save_steps", "100")[0] == 0
-    assert_same_run(run, uninterrupted)
-
-
 @pytest.fixture
 def ctrl_c_allowed() -> Any:
-    """A shell starts background jobs with Ctrl-C ignored, and they hand that down."""
+    """A shell starts background jobs with Ctrl-C ignored, and they inherit that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("ctrl_c_allowed")
-def test_ctrl_c_saves_and_exits_with_130(
-    train: Train, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "code", "saving"),
+    [
+        (signal.SIGTERM, 0, ("--save_steps", "100")),
+        (signal.SIGINT, 130, ("--save_strategy", "no")),
+    ],
+)
+def test_a_signal_saves_and_stops(
+    train: Train,
+    uninterrupted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    code: int,
+    saving: tuple[str, str],
 ) -> None:
-    run, calls = tmp_path / "run", []
+    run, calls, before = tmp_path / "run", [], signal.getsignal(number)
 
     def interrupting(completions: list[Any], **kwargs: Any) -> list[float]:
         calls.append(1)
         if len(calls) == 2:  # of the second generation batch, for the steps 5 to 8
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         return digit_share(completions, **kwargs)
 
     monkeypatch.setattr("tiny.digit_share", interrupting)
     interrupting.__name__ = "digit_share"
-    code, stderr = train(run, "--save_strategy", "no")
-    assert code == 130
+    stopped, stderr = train(run, *saving)
+    assert stopped == code
     assert f"stopped; {run / 'checkpoint-5'} is complete: resume with --resume" in stderr
+    assert f"{number.name}: this step is finished and saved" in stderr
     assert "Traceback" not in stderr
     assert not (run / "adapter").exists()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert train(run, "--resume", "--save_strategy", "no")[0] == 0
+    assert signal.getsignal(number) is before
+    assert train(run, "--resume", *saving)[0] == 0
     assert_same_run(run, uninterrupted)
 
 

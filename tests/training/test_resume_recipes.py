@@ -3,14 +3,13 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from test_resume import adapter_of, assert_equal_weights
 
-from scripts import exit_code, script_environment, train_without_report
+from scripts import exit_code, launch_command, script_environment, train_without_report
 from tiny import ROOT
 
 RECIPES = ["quickstart", *sorted(path.stem for path in (ROOT / "configs").glob("smoke-*.yaml"))]
@@ -29,11 +28,9 @@ def arguments(recipe: str, model: Path, output: Path, *more: str) -> list[str]:
 
 
 def launch(*train_arguments: str) -> subprocess.Popen[str]:
-    accelerate = str(Path(sys.executable).parent / "accelerate")
-    one_device = ["--config_file", "configs/accelerate/one_device.yaml"]
     return subprocess.Popen(
-        [accelerate, "launch", "--quiet", *one_device, "train.py", *train_arguments],
-        cwd=ROOT, env=script_environment(), text=True, start_new_session=True,
+        launch_command(*train_arguments), cwd=ROOT, env=script_environment(), text=True,
+        start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hub_stand_in import HubStandIn, running_hub
-from scripts import last_line, run_script, script_environment, steps_of
+from hub_stand_in import HubStandIn
+from scripts import Printed, last_line, run_here, run_script, script_environment, steps_of
 from tiny import ROOT
 from wandb_stand_in import running_wandb
 
@@ -103,15 +103,10 @@ def test_a_tracker_without_a_login(config_file: Path, tmp_path: Path) -> None:
 # -- the Hub ---------------------------------------------------------------------------------------
 
 
-def push_while_training(
-    config: Path, hub: HubStandIn, token: str = "hf_writes"
-) -> subprocess.CompletedProcess[str]:
-    environment = script_environment(
-        HF_ENDPOINT=hub.endpoint, HF_TOKEN=token, HF_HUB_OFFLINE="0", HF_HUB_DISABLE_XET="1"
-    )
-    return run_script(
+def push_while_training(config: Path) -> Printed:
+    return run_here(
         "train", "--config", config, "--push_to_hub", "true", "--hub_model_id", "mine",
-        "--hub_always_push", "true", env=environment,
+        "--hub_always_push", "true",
     )  # fmt: skip
 
 
@@ -120,14 +115,13 @@ def push_while_training(
     [(1, ["checkpoint-1"]), (9, ["checkpoint-1", "checkpoint-2", "the adapter"])],
 )
 def test_a_hub_that_refuses_in_the_middle(
-    config_file: Path, tmp_path: Path, failures: int, warned: list[str]
+    config_file: Path, tmp_path: Path, hub: HubStandIn, failures: int, warned: list[str]
 ) -> None:
-    with running_hub() as hub:
-        hub.fail("POST", "/commit/", 403, times=failures)
-        ended = push_while_training(config_file, hub)
-        files = hub.repositories["ana/mine"].files
-    assert ended.returncode == 0, ended.stderr
-    assert "Traceback" not in ended.stderr
+    hub.fail("POST", "/commit/", 403, times=failures)
+    ended = push_while_training(config_file)
+    files = hub.repositories["ana/mine"].files
+    assert ended.code == 0, ended
+    assert "Traceback" not in ended
     printed = " ".join(ended.stdout.split())
     assert (
         re.findall(r"warning (\S+|the adapter) is not on the Hub: the token may", printed) == warned
@@ -145,10 +139,12 @@ def test_a_hub_that_refuses_in_the_middle(
         assert files == {}
 
 
-def test_a_hub_that_refuses_from_the_start(config_file: Path, tmp_path: Path) -> None:
-    with running_hub() as hub:
-        ended = push_while_training(config_file, hub, token="hf_reads")
-    assert ended.returncode == 2
-    assert "(403)" in last_line(ended.stderr)
-    assert "Traceback" not in ended.stderr
+def test_a_hub_that_refuses_from_the_start(
+    config_file: Path, tmp_path: Path, hub: HubStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_reads")
+    ended = push_while_training(config_file)
+    assert ended.code == 2
+    assert "(403)" in last_line(ended)
+    assert "Traceback" not in ended
     assert not (tmp_path / "run").exists()
