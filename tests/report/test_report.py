@@ -256,7 +256,16 @@ def test_reward_curve_png(tmp_path: Path) -> None:
 
 
 def test_series_keeps_the_repeated_step_and_drops_values_that_are_not_numbers() -> None:
-    logged = [(2, 1.0), (3, 9.0), (3, 2.0), (1, 0), (4, float("nan")), (5, None), (6, True)]
+    logged = [
+        (2, 1.0),
+        (3, 9.0),
+        (3, 2.0),
+        (1, 0),
+        (4, float("nan")),
+        (5, None),
+        (6, True),
+        (7, 10**400),
+    ]
     rows: list[dict[str, Any]] = [{"step": step, "reward": reward} for step, reward in logged]
     assert series([*rows, {"reward": 7.0}], "reward") == [(1, 0.0), (2, 1.0), (3, 2.0)]
 
