@@ -1,4 +1,4 @@
-"""Evaluate greedily on the test split: `python evaluate.py --run runs/quickstart`.
+"""Evaluate greedily on the test split: `sologrpo evaluate --run runs/quickstart`.
 
 Reads in the order that the data flows: settings -> tokenizer -> test problems -> evaluation of the
 baseline and of the trained model -> table -> export -> report.
@@ -29,16 +29,14 @@ def evaluate(arguments: Sequence[str]) -> None:
     """Run the stages of an evaluation."""
     # Imported here because `--regrade` does not need torch, and should not wait for it.
     from sologrpo.config import parse_evaluation
-    from sologrpo.console import quiet_libraries
     from sologrpo.data import load_test_prompts
-    from sologrpo.device import prepare_cpu
+    from sologrpo.environment import prepare_process
     from sologrpo.evaluation import evaluate_models, evaluate_precisions
     from sologrpo.export import begin_export, export_and_push
     from sologrpo.model import check_adapter, load_tokenizer
     from sologrpo.report import write_report
 
-    quiet_libraries()
-    prepare_cpu()
+    prepare_process()
     console = Console()
     settings = parse_evaluation(arguments)
     if settings.adapter:

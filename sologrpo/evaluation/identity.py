@@ -68,7 +68,7 @@ def describe_identity(
 
 
 def _plain(config: Any) -> dict[str, Any] | None:
-    """The JSON values of a quantisation config, without objects."""
+    """Keep the JSON values of a quantisation config."""
     if config is None:
         return None
     values = config if isinstance(config, dict) else config.to_dict()
@@ -107,7 +107,7 @@ def hash_folder(folder: Path, patterns: Iterable[str]) -> str:
 
 
 def _blocks(size: int) -> list[tuple[int, int]]:
-    """(start, length) in bytes of each block to read."""
+    """Return (start, length) in bytes of each block to read."""
     if size <= COMPLETE_BYTES:
         return [(0, size)]
     last = size - BLOCK_BYTES

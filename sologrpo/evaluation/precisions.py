@@ -23,7 +23,7 @@ from sologrpo.config.arguments import (
 from sologrpo.config.evaluation import EvaluationSettings
 from sologrpo.model.loading import dtype_name, load_base_model
 from sologrpo.model.memory import release_unused
-from sologrpo.model.merging import dequantised, load_adapter, merge_adapter, save_merged
+from sologrpo.model.merging import dequantize, load_adapter, merge_adapter, save_merged
 
 STARTS_AS_NF4 = (MERGED_DEQUANTISED, UNMERGED_NF4, MERGED_REQUANTISED)
 
@@ -35,7 +35,7 @@ def load_untrained(settings: EvaluationSettings) -> PreTrainedModel:
         InputError: if the model does not exist, or does not fit into memory.
     """
     model = _load(settings, in_4bit=settings.precision in STARTS_AS_NF4)
-    return dequantised(model) if settings.precision == MERGED_DEQUANTISED else model
+    return dequantize(model) if settings.precision == MERGED_DEQUANTISED else model
 
 
 def add_adapter(
@@ -65,7 +65,7 @@ def _merge_and_requantise(
     """Merge, save, and load in NF4, as for deployment."""
     assert settings.adapter is not None
     if settings.trained_in_4bit:
-        model = dequantised(model)
+        model = dequantize(model)
     else:
         del model
         release_unused()

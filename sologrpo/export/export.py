@@ -43,7 +43,7 @@ from sologrpo.export.parity import Gap, ParityCheck, gap_table, parity_failure
 from sologrpo.files import ADAPTER, EVALUATIONS, RESULTS, write_atomically
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.memory import release_unused
-from sologrpo.model.merging import check_adapter, dequantised, merge_adapter, save_4bit, save_merged
+from sologrpo.model.merging import check_adapter, dequantize, merge_adapter, save_4bit, save_merged
 
 REQUANTISED = "4bit"
 
@@ -114,7 +114,7 @@ def begin_export(settings: EvaluationSettings) -> Export | None:
 
 
 def _model_folders(arguments: ExportArguments, default: Path) -> dict[str, Path]:
-    """Name the folder of each model to be saved; one that nobody named goes into `default`."""
+    """Choose the folder of each model to be saved; without a flag for it, one in `default`."""
     folders = {}
     if arguments.save_merged or arguments.save_4bit or arguments.pushed in ("merged", "4bit"):
         folders["merged"] = Path(arguments.save_merged or default / "merged")
@@ -194,7 +194,7 @@ def _push(export: Export, folder: Path, gaps: Sequence[Gap], console: Console) -
 
 
 def _closest_merge(gaps: Sequence[Gap]) -> str | None:
-    """Name the merge that is kept."""
+    """Return the name of the merge that is kept."""
     merges = [gap for gap in gaps if gap.name != REQUANTISED]
     closest = min(merges, key=lambda gap: (math.isnan(gap.kl), gap.kl), default=None)
     return None if closest is None else closest.name
@@ -207,6 +207,7 @@ def _make_models(export: Export) -> list[Gap]:
     """Make and measure the models that are not finished; return the gaps of all."""
     finished = dict(export.finished)
     if export.problems is not None:
+        release_unused()  # a model that was evaluated before, say
         check = ParityCheck(export.settings, export.problems)
         if finished["merged"] is None:
             finished["merged"] = _make_merged(export, check)
@@ -242,7 +243,7 @@ def _merge_to_disk(export: Export, kind: str, folder: Path) -> None:
     settings = replace(export.settings.model, load_in_4bit=kind == DEQUANTISED)
     base = load_base_model(settings, export.settings.trust_remote_code)
     # Summed in main memory, where a model that fits on the GPU only in 4 bits has room.
-    model = merge_adapter(dequantised(base.to("cpu")), export.adapter)
+    model = merge_adapter(dequantize(base.to("cpu")), export.adapter)
     dtype = model.dtype
     if export.settings.trained_in_4bit and dtype == torch.float32:
         dtype = torch.bfloat16  # a 4-bit run's merge is saved in half precision

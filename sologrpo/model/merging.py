@@ -63,7 +63,7 @@ def check_adapter(adapter: Path, base_name: str | None) -> dict[str, Any]:
     return config
 
 
-def dequantised(model: PreTrainedModel) -> PreTrainedModel:
+def dequantize(model: PreTrainedModel) -> PreTrainedModel:
     """Convert a 4-bit model to an unquantised one with the same, rounded, weights.
 
     An adapter trained on NF4 weights fits those rounded weights: merged into them it gives the
@@ -190,7 +190,7 @@ def working_dtype(model: PreTrainedModel | PeftModel) -> torch.dtype:
 def _layers_to_merge(
     module: torch.nn.Module,
 ) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Module]]:
-    """(parent, name, layer) of the layers with an adapter or 4-bit weights."""
+    """Yield (parent, name, layer) for each layer with an adapter or 4-bit weights."""
     for name, child in list(module.named_children()):
         if isinstance(child, LoraLayer | bnb.nn.Linear4bit):
             yield module, name, child

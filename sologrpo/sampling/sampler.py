@@ -84,6 +84,10 @@ class Sampler:
         half: dtype of mixed precision; None if there is none.
         token_budget: tokens (padding counted) of a batch; None for what fits into memory.
 
+    Attributes:
+        engine: `adapter` or `merged`; None until `prepare` has chosen it.
+        is_exact: the engine samples the trained policy. If not, completions have log-probs.
+
     Example:
         >>> sampler = Sampler("auto", score)
         >>> sampler.prepare(model, request)  # chooses the engine on the first call
@@ -104,12 +108,7 @@ class Sampler:
         self._half = half
         self._fits_memory = token_budget is None
         self._budget = TokenBudget(token_budget or sys.maxsize, "sampling")
-        self._is_exact = True
-
-    @property
-    def is_exact(self) -> bool:
-        """True if the engine samples the trained policy; if not, completions have log-probs."""
-        return self._is_exact
+        self.is_exact = True
 
     # -- choosing -------------------------------------------------------------------------------
 
@@ -121,7 +120,7 @@ class Sampler:
         """
         if self.engine is None:
             self.engine = self._choose(model, request)
-            self._is_exact = self.engine == ADAPTER or is_merge_exact(model, self._half)
+            self.is_exact = self.engine == ADAPTER or is_merge_exact(model, self._half)
 
     def _choose(self, model: Model, request: Request) -> str:
         if self._requested == ADAPTER:
@@ -228,7 +227,7 @@ class Sampler:
             batch = rest.rows(slice(0, self._rows_of_next_batch(model, rest)))
             rows = len(batch.input_ids)
             with self._budget.halved_if_out_of_memory(rows * batch.width, rows):
-                parts.append(generate_fast(model, batch, with_log_probs=not self._is_exact))
+                parts.append(generate_fast(model, batch, with_log_probs=not self.is_exact))
                 start += rows
         return _joined(parts, int(request.config.pad_token_id))
 
@@ -283,7 +282,7 @@ def rows_of_whole_groups(ends: list[int], most: int) -> int:
 
 
 def _worst_of_processes(trials: dict[str, Trial]) -> dict[str, Trial]:
-    """The worst result of any process: all have to take the same engine."""
+    """Return the worst result of all processes, since all must use the same engine."""
     every = gather_object([trials])
     return {
         name: min((found[name] for found in every), key=lambda trial: trial.tokens_per_second)

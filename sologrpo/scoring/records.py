@@ -194,7 +194,7 @@ def read_records(path: Path, prompt_format: str | None = None) -> list[Record]:
         if line
     ]
     if not records:
-        raise InputError(f"{path} holds no records")
+        raise InputError(f"{path} holds no records: give the {RECORDS} of an evaluation")
     return records
 
 

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from rewards import RewardSpecError, load_rewards
 from sologrpo.config.arguments import RunArguments
-from sologrpo.config.parsing import RANGES, parse_config
+from sologrpo.config.checks import RANGES
+from sologrpo.config.parsing import parse_config
 from sologrpo.data.dataset import load_train_and_validation
 from sologrpo.errors import InputError
 from sologrpo.model.loading import load_base_model, load_tokenizer

@@ -17,7 +17,7 @@ from sologrpo.data.dataset import build_prompts
 from sologrpo.errors import InputError
 from sologrpo.export.parity import Gap, ParityCheck, coarse_kl, parity_failure
 from sologrpo.model.loading import load_base_model, load_tokenizer
-from sologrpo.model.merging import dequantised, merge_adapter, save_merged
+from sologrpo.model.merging import dequantize, merge_adapter, save_merged
 from tiny import rows
 
 GAP = Gap(
@@ -103,7 +103,7 @@ def check_on(trained: EvaluationSettings) -> ParityCheck:
 
 def save(trained: EvaluationSettings, folder: Path, in_4bit: bool, adapter: bool = True) -> Path:
     assert trained.adapter is not None
-    base = dequantised(load_base_model(replace(trained.model, load_in_4bit=in_4bit)))
+    base = dequantize(load_base_model(replace(trained.model, load_in_4bit=in_4bit)))
     model = merge_adapter(base, trained.adapter) if adapter else base
     save_merged(model, load_tokenizer(str(trained.model.model_name_or_path)), folder)
     return folder

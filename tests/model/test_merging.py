@@ -28,7 +28,7 @@ from sologrpo.errors import InputError
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.merging import (
     check_adapter,
-    dequantised,
+    dequantize,
     is_merge_exact,
     merge_adapter,
     merge_obstacle,
@@ -90,7 +90,7 @@ def test_dequantised_weights_are_those_that_were_trained_on(
     tiny_llama: Path, adapter: Path
 ) -> None:
     trained = logits(PeftModel.from_pretrained(load(tiny_llama, load_in_4bit=True), str(adapter)))
-    into_rounded = merge_adapter(dequantised(load(tiny_llama, load_in_4bit=True)), adapter)
+    into_rounded = merge_adapter(dequantize(load(tiny_llama, load_in_4bit=True)), adapter)
     into_original = merge_adapter(load(tiny_llama), adapter)
     assert not any("4bit" in type(module).__name__ for module in into_rounded.modules())
     near, far = (
@@ -103,14 +103,14 @@ def test_dequantised_weights_are_those_that_were_trained_on(
 
 def test_unquantised_model_passes_through(tiny_llama: Path) -> None:
     model = load(tiny_llama)
-    assert dequantised(model) is model
+    assert dequantize(model) is model
 
 
 @pytest.mark.parametrize("load_in_4bit", [False, True])
 def test_saved_model_needs_no_peft(
     tmp_path: Path, tiny_llama: Path, adapter: Path, load_in_4bit: bool
 ) -> None:
-    merged = merge_adapter(dequantised(load(tiny_llama, load_in_4bit)), adapter)
+    merged = merge_adapter(dequantize(load(tiny_llama, load_in_4bit)), adapter)
     tokenizer = load_tokenizer(str(tiny_llama))
     save_merged(merged, tokenizer, tmp_path)
     reloaded = AutoModelForCausalLM.from_pretrained(str(tmp_path), dtype="auto")

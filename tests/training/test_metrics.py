@@ -18,11 +18,11 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from fixed_rollouts import CONSTANT, MIXED, config, fixed_reward, make_trainer, problems
+from scripts import run_script
 from sologrpo.data.dataset import render_prompt
 from sologrpo.training.callbacks import MetricsFile
 from sologrpo.training.progress import PARTS, StepMeter, peak_memory
 from sologrpo.training.trainer import SoloGRPOTrainer
-from test_command_line import finish, start
 from tiny import ROOT, digit_share, tiny_config
 
 Row = dict[str, Any]
@@ -428,8 +428,8 @@ def test_wandb_offline_needs_no_account(
         monkeypatch.delenv(name)
     for name, value in {**NO_NETWORK, "WANDB_MODE": "offline", "HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    printed = finish(start("train", "--config", config_file, "--report_to", "wandb"))
-    assert "step 1/1" in printed
+    done = run_script("train", "--config", config_file, "--report_to", "wandb")
+    assert "step 1/1" in done.stdout, done.stderr
     (log,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     content = records(log)
     rows = rows_of(tmp_path / "run")
@@ -442,7 +442,8 @@ def test_wandb_offline_needs_no_account(
 def test_tensorboard(config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
-    finish(start("train", "--config", config_file, "--report_to", "tensorboard"))
+    done = run_script("train", "--config", config_file, "--report_to", "tensorboard")
+    assert done.returncode == 0, done.stderr
     (events,) = (tmp_path / "events").glob("**/events.*")
     content = events.read_bytes()
     for name in ("reward", "time/sampling", "progress"):
