@@ -70,7 +70,7 @@ smoke: model  ## train a few steps of each recipe family; DATA=folder for other 
 	done
 
 # `make bench PARTS="step sampling"` measures those alone; benchmarks/cpu.py lists the parts.
-# Tables are made of what there is, even if a part has failed.
+# The tables are written even if a part has failed.
 bench: model  ## measure against stock TRL on a CPU, two hours; PARTS="step sampling" for less
 	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python benchmarks/cpu.py $(if $(PARTS),--parts "$(PARTS)"); \
 		status=$$?; $(BIN)/python benchmarks/performance_tables.py && exit $$status

@@ -106,7 +106,7 @@ def compare_sampling(
 
 
 def part_step(bench: Bench) -> None:
-    """One training step on the same completions, and the sampling that comes before it."""
+    """Measure a training step on the same completions, and its sampling."""
     workload = step_workload(bench)
     contenders = build(["stock", "solo"], workload)
     warm_up(contenders)
@@ -123,7 +123,7 @@ def part_step(bench: Bench) -> None:
 
 
 def part_sharing(bench: Bench) -> None:
-    """The same step with and without `share_prompts`: its default is chosen here."""
+    """Measure the same step with and without `share_prompts`, to choose its default."""
     workload = step_workload(bench)
     contenders = build(["stock", "solo", "solo_unshared"], workload)
     warm_up(contenders)
@@ -138,7 +138,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def part_variants(bench: Bench) -> None:
-    """The step on half the prompts with a reference model, and two steps on one batch."""
+    """Measure a step on half the prompts with a reference model, and two steps on one batch."""
     for i, (variant, changes) in enumerate(VARIANTS.items()):
         workload = step_workload(bench, bench.sizes.prompts // 2, **changes)
         contenders = build(["stock", "solo"], workload)

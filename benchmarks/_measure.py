@@ -166,7 +166,7 @@ def alternate(
 
 
 def compare(measured: dict[str, list[Row]], key: str, rate: bool = False) -> Row:
-    """All values, medians, and how many times better than the first contender the others are.
+    """Return all values, medians, and ratios to the first contender.
 
     Args:
         measured: from `alternate`.
@@ -189,7 +189,7 @@ def compare(measured: dict[str, list[Row]], key: str, rate: bool = False) -> Row
 
 
 def earlier_rows(path: Path, settings: dict[str, Any], replaced: Row) -> list[Row]:
-    """Rows of a report that stay when a part of it is measured again.
+    """Return the rows of a report that are kept when a part of it is measured again.
 
     Args:
         path: the report.

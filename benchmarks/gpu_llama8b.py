@@ -113,11 +113,11 @@ class StepRecorder(TrainerCallback):
         self.clock.restart()
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Gradients are clipped; the update begins."""
+        """Start the clock of the update, after gradient clipping."""
         self.clock.enter("optimizer")
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """The update is done."""
+        """Stop the clock after the update."""
         self.clock.leave()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:

@@ -110,7 +110,7 @@ def _header(recipe: Path) -> str:
     """Return the first sentence of the comment that a recipe begins with."""
     comment, _, _ = recipe.read_text(encoding="utf-8").partition("\n#\n")
     text = " ".join(line.removeprefix("# ") for line in comment.splitlines())
-    return re.split(r"(?<=\.) (?=[A-Z0-9])", text)[0]
+    return re.split(r"(?<!Dr)\. ", text)[0].rstrip(".")
 
 
 COMMANDS: dict[str, tuple[Command, str]] = {

@@ -1,4 +1,4 @@
-"""`train.py` and `evaluate.py` as a user calls them: in this process, or in one of their own."""
+"""Run `train.py` and `evaluate.py` as a user does: in this process, or in a separate one."""
 
 import importlib.util
 import io
@@ -17,14 +17,14 @@ from tiny import ROOT
 
 
 class Printed(str):
-    """What a script printed on stderr; its exit code and what it printed on stdout beside it."""
+    """The stderr of a script, with its exit code and stdout as attributes."""
 
     code: int
     stdout: str
 
 
 def load_script(name: str) -> ModuleType:
-    """`train.py` or `evaluate.py` as a module of its own."""
+    """Load `train.py` or `evaluate.py` as a new module."""
     spec = importlib.util.spec_from_file_location(f"script_{name}", ROOT / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -75,7 +75,7 @@ def printed_by(
 
 
 def script_environment(**more: str) -> dict[str, str]:
-    """What a script needs to find the project and `tiny`, on one core."""
+    """Return the environment in which a script finds the project and `tiny`, on one core."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     return os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | more
 
@@ -89,12 +89,12 @@ def launch_command(*arguments: object) -> list[str]:
 
 
 def command_of(name: str, *arguments: object) -> list[str]:
-    """The command that runs a script with these arguments, in a process of its own."""
+    """Return the command that runs a script with these arguments, in a separate process."""
     return [sys.executable, str(ROOT / f"{name}.py"), *map(str, arguments)]
 
 
 def run_script(name: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own; `options` as of `subprocess.run`."""
+    """Run a script in a separate process; `options` are those of `subprocess.run`."""
     return subprocess.run(
         command_of(name, *arguments), capture_output=True, text=True, check=False, timeout=240,
         **{"env": script_environment()} | options,

@@ -81,7 +81,11 @@ def test_recipes_are_listed_and_copied(
     assert exit_code("recipes") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(recipes())
-    assert all(line.endswith(".") for line in lines)  # one sentence of the header
+    headers = [line.partition(" ")[2].strip() for line in lines]
+    for header, path in zip(headers, recipes().values(), strict=True):
+        comment = path.read_text(encoding="utf-8").replace("\n# ", " ")
+        assert comment.startswith(f"# {header}")
+        assert len(header) > 20
 
     monkeypatch.chdir(tmp_path)
     copy = tmp_path / "quickstart.yaml"

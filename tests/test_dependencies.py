@@ -1,4 +1,4 @@
-"""What the code imports, what pyproject.toml admits, and the two lists of exact versions agree."""
+"""Imports, the ranges in pyproject.toml and the two lists of exact versions agree."""
 
 import ast
 import re

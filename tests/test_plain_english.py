@@ -12,47 +12,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# Files and folders that the tests cover.
-COVERED = (
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "README.md",
-    "benchmarks/README.md",
-    "benchmarks/_",
-    "benchmarks/cpu.py",
-    "benchmarks/gpu_llama8b.py",
-    "benchmarks/graders.py",
-    "benchmarks/harness.py",
-    "benchmarks/performance_tables.py",
-    "benchmarks/reward_throughput.py",
-    "configs/",
-    "docs/LOG.md",
-    "docs/evaluation.md",
-    "docs/grading.md",
-    "docs/memory.md",
-    "docs/performance.md",
-    "docs/recipes.md",
-    "docs/rewards.md",
-    "docs/scaling.md",
-    "ds_zero2.json",
-    "evaluate.py",
-    "quickstart/",
-    "rewards/",
-    "sologrpo/data/",
-    "sologrpo/device.py",
-    "sologrpo/evaluation/",
-    "sologrpo/model/",
-    "sologrpo/prompts.py",
-    "sologrpo/sampling/",
-    "sologrpo/scoring/",
-    "tests/benchmarks/test_benchmarks_rewards.py",
-    "tests/data/",
-    "tests/evaluation/",
-    "tests/model/",
-    "tests/quickstart/",
-    "tests/rewards/",
-    "tests/sampling/",
-    "tests/scoring/",
+# Not clean yet. Remove a line when it is.
+PENDING = (
+    "docs/configuration.md",
+    "docs/metrics.md",
+    "docs/reliability.md",
+    "sologrpo/config/",
+    "sologrpo/report/",
+    "sologrpo/training/",
+    "tests/config/",
+    "tests/plan/",
+    "tests/report/",
+    "tests/soak.py",
+    "tests/training/",
 )
 TEXT = {".css", ".html", ".j2", ".js", ".json", ".md", ".py", ".toml", ".txt", ".yaml", ""}
 EXEMPT = (
@@ -116,7 +88,7 @@ PATTERNS = [
 NEVER_FIRST = re.compile(r"(?:What|Whether|How|Say|So|Where|Which|Why)\b")
 NOT_A_VERB = re.compile(
     r"(?:The|A|An|All|Every|Each|One|Those|That|This|These|It|Some|Any|No|Both|Several|Everything"
-    r"|Rows|Tokens?|Number|Bytes|Text|Completions|Seconds|Weights|Names?|Share|Mean|Length)\b|[(a-z0-9]"
+    r"|Rows|Tokens?|Number|Bytes|Text|Completions|Seconds|Weights|Share|Mean|Length)\b|[(a-z0-9]"
 )
 
 
@@ -127,9 +99,8 @@ def covered_files():
     return [
         name
         for name in names
-        if name.startswith(COVERED)
-        and Path(name).suffix in TEXT
-        and not name.startswith(EXEMPT)
+        if Path(name).suffix in TEXT
+        and not name.startswith((*EXEMPT, *PENDING))
         and (ROOT / name).is_file()
     ]
 

@@ -1,4 +1,4 @@
-"""Settings: flat YAML and the command line, over three dataclasses."""
+"""Parse settings: flat YAML and command lines, into dataclasses."""
 
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation

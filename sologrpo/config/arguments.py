@@ -1,17 +1,19 @@
-"""The settings of a run: what each key means, its default, and the batch arithmetic.
+"""Define the settings of a run, their defaults, and checks of the batch arithmetic.
 
-`RunArguments` holds what TRL has no name for, `SoloGRPOConfig` is TRL's `GRPOConfig` plus the
-switches of our trainer. The third part, the model, is TRL's own `ModelConfig`.
+`RunArguments` holds settings that TRL has no name for. `SoloGRPOConfig` is TRL's `GRPOConfig` with
+the settings of our trainer. The model's settings are TRL's own `ModelConfig`.
 """
 
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from math import gcd, lcm
 from typing import Any
 
 import torch
+from transformers.hf_argparser import HfArg
 from trl import GRPOConfig
 
+from sologrpo.config.checks import check_choices
 from sologrpo.device import fast_dtype
 from sologrpo.errors import InputError
 from sologrpo.prompts import PROMPT_FORMATS
@@ -35,17 +37,17 @@ PRECISIONS = {
 
 EVALUATION_ENGINES = ("transformers", "vllm")
 
-# Defaults that suit one GPU and LoRA; TRL's own are for full fine-tuning on a cluster.
-# A recipe in configs/ names only what differs from these.
+# Defaults for LoRA on one GPU; TRL's are for full fine-tuning on a cluster. A recipe in configs/
+# lists only what differs from these.
 ONE_GPU_DEFAULTS: dict[str, Any] = {
     "learning_rate": 2e-5,
     "max_grad_norm": 1.0,
     "logging_steps": 1,
     "log_completions": True,
-    "num_generations_eval": 1,  # validation is greedy: more would be the same completion again
-    "num_completions_to_print": 3,  # of every tenth step; the parquet files keep all
+    "num_generations_eval": 1,  # validation is greedy: others would be the same completion
+    "num_completions_to_print": 3,  # of every tenth step; the Parquet files hold all of them
     "save_total_limit": 2,
-    # What load_best_model_at_end goes by, when asked: held-out answers, not a loss.
+    # For load_best_model_at_end: accuracy on held-out problems, not a loss.
     "metric_for_best_model": "eval_accuracy",
     "greater_is_better": True,
     "save_strategy": "steps",
@@ -60,128 +62,126 @@ ONE_GPU_DEFAULTS: dict[str, Any] = {
 }
 
 BATCH_COUNTS = (
-    "per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size",
-    "steps_per_generation", "num_iterations",
-)  # fmt: skip
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "generation_batch_size",
+    "steps_per_generation",
+    "num_iterations",
+)
 
 TRAINERS = ("solo", "stock")
-# Of TRL 1.16 (grpo_trainer.py:3109-3175).
-LOSS_TYPES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 
 
 @dataclass
 class RunArguments:
-    """What a run needs and TRL has no name for."""
+    """Hold the settings of a run that TRL has no name for."""
 
-    dataset_name: str = field(
+    dataset_name: str = HfArg(
         default="openai/gsm8k",
-        metadata={"help": "Hub name, local folder, or JSONL/Parquet file with question and answer"},
+        help="Hub name, local folder, or JSONL or Parquet file, with question and answer",
     )
-    dataset_config: str | None = field(
-        default=None, metadata={"help": "Dataset configuration on the hub (openai/gsm8k: main)"}
+    dataset_config: str | None = HfArg(
+        default=None, help="Dataset configuration on the Hub (openai/gsm8k: main)"
     )
-    dataset_train_split: str = field(default="train", metadata={"help": "Split to train on"})
-    dataset_test_split: str = field(default="test", metadata={"help": "Split evaluate.py uses"})
-    max_train_examples: int | None = field(
-        default=None, metadata={"help": "Train on so many rows only, chosen by the seed"}
+    dataset_train_split: str = HfArg(default="train", help="Split to train on")
+    dataset_test_split: str = HfArg(default="test", help="Split evaluate.py uses")
+    max_train_examples: int | None = HfArg(
+        default=None, help="Train on this many rows, chosen by the seed (default: all)"
     )
-    num_validation_examples: int = field(
-        default=0, metadata={"help": "Rows held out of train for greedy validation"}
+    num_validation_examples: int = HfArg(
+        default=0, help="Training rows held out for greedy validation"
     )
-    prompt_format: str = field(
+    prompt_format: str = HfArg(
         default="xml",
-        metadata={"help": "How the model is asked", "choices": sorted(PROMPT_FORMATS)},
+        metadata={"choices": sorted(PROMPT_FORMATS)},
+        help="Format of prompts and answers",
     )
-    system_prompt: str | None = field(
+    system_prompt: str | None = HfArg(
+        default=None, help="Replaces the prompt format's system prompt; '' removes it"
+    )
+    worked_examples: list[str] | None = HfArg(
         default=None,
-        metadata={"help": "Replaces the system prompt of the prompt format; '' leaves it out"},
+        help="Examples shown before the question, replacing the prompt format's: a list of "
+        "{question, thinking, answer} in YAML, or the path of a YAML file with one",
     )
-    worked_examples: list[str] | None = field(
+    max_prompt_tokens: int | None = HfArg(
+        default=None, help="Leave out rows with a longer prompt, and report their number"
+    )
+    # None until `parse_config` fills in those of the prompt format.
+    rewards: list[str] = HfArg(
         default=None,
-        metadata={"help": "Examples shown before the question instead of the prompt format's own: "
-                  "list of {question, thinking, answer} in YAML, or the path of a YAML file with "
-                  "such a list"},
-    )  # fmt: skip
-    max_prompt_tokens: int | None = field(
-        default=None, metadata={"help": "Leave out, and report, rows with a longer prompt"}
+        help="Rewards by name, {name: parameters}, or my_module:my_reward (default: those of "
+        "the prompt format)",
     )
-    # None only until `parse_config` puts in those of the prompt format.
-    rewards: list[str] = field(
-        default=None,  # type: ignore[arg-type]
-        metadata={"help": "Rewards by name, {name: parameters}, or my_module:my_reward; by "
-                  "default those of the prompt format"},
-    )  # fmt: skip
-    reward_timeout: float = field(
+    reward_timeout: float = HfArg(
         default=600.0,
-        metadata={"help": "Seconds that a reward may take for the completions of a batch, before "
-                  "the run stops; 0 for no limit"},
-    )  # fmt: skip
-    trainer: str = field(
+        help="Seconds allowed for one call of a reward before the run stops; 0 for no limit",
+    )
+    trainer: str = HfArg(
         default="solo",
-        metadata={"help": "solo, or stock: TRL's own GRPOTrainer", "choices": list(TRAINERS)},
+        metadata={"choices": list(TRAINERS)},
+        help="solo, or stock: TRL's own GRPOTrainer",
     )
-    resume: bool = field(
-        default=False, metadata={"help": "Go on from the last checkpoint in output_dir"}
-    )
-    dry_run: bool = field(default=False, metadata={"help": "Print the plan and stop"})
-    rehearse: bool | None = field(
+    resume: bool = HfArg(default=False, help="Resume from the last checkpoint in output_dir")
+    dry_run: bool = HfArg(default=False, help="Print the plan and stop")
+    rehearse: bool | None = HfArg(
         default=None,
-        metadata={"help": "Try the largest step before the run: time, memory, and whether it fits "
-                  "(default: on a GPU)"},
-    )  # fmt: skip
-    traceback: bool = field(default=False, metadata={"help": "Show tracebacks of bad input"})
+        help="Try the largest step before the run: time, memory, and whether it fits "
+        "(default: on a GPU)",
+    )
+    traceback: bool = HfArg(default=False, help="Show tracebacks of bad input")
 
 
 @dataclass
 class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
-    """TRL's `GRPOConfig` plus the switches of `SoloGRPOTrainer`."""
+    """Extend TRL's `GRPOConfig` with the settings of `SoloGRPOTrainer`."""
 
-    train_token_budget: int = field(
-        default=8192,
-        metadata={"help": "Tokens (padding counted) of one forward-backward pass of training"},
+    train_token_budget: int = HfArg(
+        default=8192, help="Tokens, including padding, per forward-backward pass of training"
     )
-    share_prompts: bool = field(
+    share_prompts: bool = HfArg(
         default=True,
-        metadata={"help": "Compute a prompt once for all its completions in the training forward"},
+        help="Compute a prompt once for all of its completions in the training forward pass",
     )
-    advantage_eps: float = field(
+    advantage_eps: float = HfArg(
         default=TRL_EPSILON,
-        metadata={"help": "Added to the deviation that a group's advantages are divided by"},
+        help="Added to the standard deviation that a group's advantages are divided by",
     )
-    outcome_reward: str | None = field(
+    outcome_reward: str | None = HfArg(
         default=None,
-        metadata={"help": "The reward that tells right from wrong: the others, side rewards, then "
-                  "count only where it is at least 1 (outcome_gate)"},
-    )  # fmt: skip
-    outcome_gate: str = field(
+        help="Reward that decides whether a completion is right: the others then count only "
+        "where it is at least 1 (outcome_gate)",
+    )
+    outcome_gate: str = HfArg(
         default="group",
-        metadata={"help": "Side rewards count in groups with a right answer (group), or in right "
-                  "completions only (completion)", "choices": list(OUTCOME_GATES)},
-    )  # fmt: skip
-    max_resample_rounds: int = field(
+        metadata={"choices": list(OUTCOME_GATES)},
+        help="Other rewards count in groups with a right answer (group), or only in right "
+        "completions (completion)",
+    )
+    max_resample_rounds: int = HfArg(
         default=0,
-        metadata={"help": "Replace groups without signal by groups of other prompts, in at most "
-                  "so many further rounds of sampling a generation batch"},
-    )  # fmt: skip
-    sampling_engine: str = field(
+        help="Replace groups without signal by groups of other prompts, in at most this many "
+        "further rounds of sampling per generation batch",
+    )
+    sampling_engine: str = HfArg(
         default="auto",
-        metadata={"help": "What completions are sampled from: the model with its adapter, or "
-                  "merged weights; auto: the faster one that agrees with the trainer",
-                  "choices": ["auto", *SAMPLING_ENGINES]},
-    )  # fmt: skip
-    max_nonfinite_steps: int = field(
+        metadata={"choices": ["auto", *SAMPLING_ENGINES]},
+        help="What completions are sampled from: the model with its adapter, or "
+        "merged weights; auto: the faster one that agrees with the trainer",
+    )
+    max_nonfinite_steps: int = HfArg(
         default=0,
-        metadata={"help": "Optimizer steps that are left out because their loss or gradient is not "
-                  "a finite number, before the run stops"},
-    )  # fmt: skip
-    sampling_token_budget: int | None = field(
+        help="Optimizer steps to skip because their loss or gradient is NaN or infinite, before "
+        "the run stops",
+    )
+    sampling_token_budget: int | None = HfArg(
         default=None,
-        metadata={"help": "Tokens (padding counted) of prompts and completions that are sampled at "
-                  "once (default: what fits into memory)"},
-    )  # fmt: skip
+        help="Tokens, including padding, of the prompts and completions sampled at once "
+        "(default: as many as fit into memory)",
+    )
 
     def __post_init__(self) -> None:
-        """Choose the device, then check the batch arithmetic before TRL does."""
+        """Choose the device and the dtype, and check the batch arithmetic before TRL does."""
         if not torch.cuda.is_available():
             self.use_cpu = True
         self._choose_dtype()
@@ -190,36 +190,37 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
         if self.n_gpu > 1:
             raise InputError(
                 f"{self.n_gpu} GPUs are visible to one process: set CUDA_VISIBLE_DEVICES=0, or "
-                "start one process a GPU with accelerate launch --num_processes"
+                "start one process per GPU with accelerate launch --num_processes"
             )
         self._check_sampling()
         check_choices(self)
         if self.max_resample_rounds and self.world_size > 1:
-            raise InputError("max_resample_rounds works with one process only")
+            raise InputError("max_resample_rounds works with one process only: set it to 0")
         per_group = self.scale_rewards in ("group", "none")
         if self.max_resample_rounds and not (
             per_group and self.multi_objective_aggregation == "sum_then_normalize"
         ):
             raise InputError(
-                "max_resample_rounds needs advantages that are made group by group: scale_rewards "
-                "group or none, multi_objective_aggregation sum_then_normalize"
+                "max_resample_rounds needs advantages that are computed per group: set "
+                "scale_rewards to group or none, and multi_objective_aggregation to "
+                "sum_then_normalize"
             )
 
     def _check_sampling(self) -> None:
         if self.sampling_token_budget is not None and self.sampling_token_budget < 1:
             raise InputError(
                 f"sampling_token_budget {self.sampling_token_budget}: give at least 1, or leave it "
-                "out for what fits into memory"
+                "out to use what fits into memory"
             )
         if self.use_vllm and self.sampling_engine != "auto":
             raise InputError(
-                f"use_vllm and sampling_engine {self.sampling_engine} both say what samples: give "
+                f"use_vllm and sampling_engine {self.sampling_engine} both choose the engine: give "
                 "one"
             )
         if self.use_transformers_continuous_batching:
             raise InputError(
-                "use_transformers_continuous_batching turns the adapter to bf16 for good: leave "
-                "it out"
+                "use_transformers_continuous_batching converts the adapter to bf16 permanently: "
+                "leave it out"
             )
 
     def _choose_dtype(self) -> None:
@@ -230,9 +231,9 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
             self.fp16: bool = fast_dtype() is torch.float16
 
     def _check_optimizer_steps(self) -> None:
-        """Refuse a generation batch of broken groups or optimizer steps, with what works nearest.
+        """Refuse incomplete groups or optimizer steps, and name the nearest values that work.
 
-        TRL refuses most of these too, but neither does the sum nor names the mend.
+        TRL refuses most of these too, but does not show the arithmetic or the fix.
         """
         for name in BATCH_COUNTS:
             count = getattr(self, name)
@@ -246,30 +247,10 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
         if self.generation_batch_size is not None and self.steps_per_generation is not None:
             raise InputError(
                 f"generation_batch_size {self.generation_batch_size} and steps_per_generation "
-                f"{self.steps_per_generation} both say how much is sampled at once: give one"
+                f"{self.steps_per_generation} both set how much is sampled at once: give one"
             )
         processes = int(os.environ.get("WORLD_SIZE", "1"))  # what every launcher sets
         _check_generation_batch(self, self.per_device_train_batch_size * processes)
-
-
-def check_choices(*settings: Any) -> None:
-    """Check settings that take one of several names; argparse does so for the command line only.
-
-    Args:
-        settings: dataclasses; the metadata of a field names its `choices`.
-
-    Raises:
-        InputError: for the first other name.
-    """
-    for part in settings:
-        for setting in fields(part):
-            choices = setting.metadata.get("choices")
-            if setting.name == "loss_type":  # TRL refuses others at the first loss only
-                choices = LOSS_TYPES
-            value = getattr(part, setting.name)
-            if choices and value is not None and value not in list(choices):
-                names = ", ".join(choices)
-                raise InputError(f"unknown {setting.name} {value!r}: use one of {names}")
 
 
 def _check_generation_batch(args: SoloGRPOConfig, micro_batch: int) -> None:
@@ -296,7 +277,7 @@ def _check_generation_batch(args: SoloGRPOConfig, micro_batch: int) -> None:
 
 
 def _nearest_batches(args: SoloGRPOConfig, micro_batch: int, batch: int) -> str:
-    """The key that sizes the generation batch, with the values next to its own that work."""
+    """Name the setting that sizes the generation batch, with the nearest values that work."""
     group, step = args.num_generations, micro_batch * args.gradient_accumulation_steps
     whole = lcm(step, group)
     if args.generation_batch_size is not None:

@@ -1,11 +1,12 @@
-"""The command line of `evaluate.py`, filled from the run's own config."""
+"""Parse the command line of an evaluation, and fill it from the run's config."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from transformers.hf_argparser import HfArg
 from trl import ModelConfig
 
 from sologrpo.command_line import Parser
@@ -18,6 +19,7 @@ from sologrpo.config.arguments import (
     UNMERGED_NF4,
     RunArguments,
 )
+from sologrpo.config.checks import check_ranges
 from sologrpo.config.export import ORIGINAL, ExportArguments, check_export_arguments
 from sologrpo.config.parsing import RENAMED, load_run_config, recorded_dtype
 from sologrpo.errors import InputError
@@ -27,71 +29,61 @@ from sologrpo.prompts import PROMPT_FORMATS
 
 @dataclass
 class EvaluationArguments:
-    """The command line of `evaluate.py`. What is not given comes from the run's own config."""
+    """Hold the options of `sologrpo evaluate`; the run's config provides the others."""
 
-    run: str | None = field(default=None, metadata={"help": "Run directory of train.py"})
-    model: str | None = field(default=None, metadata={"help": "Base model, or a merged folder"})
-    adapter: str | None = field(default=None, metadata={"help": "Adapter folder"})
-    label: str | None = field(
-        default=None, metadata={"help": "Name of the result under eval/ (trained, or the model's)"}
+    run: str | None = HfArg(default=None, help="Run directory")
+    model: str | None = HfArg(default=None, help="Base model, or a merged one")
+    adapter: str | None = HfArg(default=None, help="Adapter folder")
+    label: str | None = HfArg(
+        default=None, help="Name of the result under eval/ (default: trained, or the model's name)"
     )
-    baseline: bool = field(
-        default=True, metadata={"help": "Evaluate the base model first, for comparison"}
-    )
-    precision: str | None = field(
+    baseline: bool = HfArg(default=True, help="Evaluate the base model first, for comparison")
+    precision: str | None = HfArg(
         default=None,
-        metadata={
-            "help": "Weights to evaluate: "
-            + "; ".join(f"{name}: {description}" for name, description in PRECISIONS.items()),
-            "choices": list(PRECISIONS),
-        },
+        metadata={"choices": list(PRECISIONS)},
+        help="Weights to evaluate: "
+        + "; ".join(f"{name}: {description}" for name, description in PRECISIONS.items()),
     )
-    compare_precisions: bool = field(
-        default=False, metadata={"help": "Evaluate the adapter in every precision, and compare"}
+    compare_precisions: bool = HfArg(
+        default=False, help="Evaluate the adapter in every precision, and compare"
     )
-    engine: str = field(
+    engine: str = HfArg(
         default="transformers",
-        metadata={"help": "What generates: our loop on transformers, or vLLM where it is "
-                  "installed", "choices": list(EVALUATION_ENGINES)},
-    )  # fmt: skip
-    num_samples: int = field(
-        default=0,
-        metadata={"help": "Also draw so many completions a problem, for pass@k and maj@k"},
+        metadata={"choices": list(EVALUATION_ENGINES)},
+        help="Engine that generates: our loop on transformers, or vLLM if it is installed",
     )
-    temperature: float = field(default=1.0, metadata={"help": "Of those completions"})
-    top_p: float = field(default=1.0, metadata={"help": "Of those completions"})
-    resume: bool = field(
-        default=False, metadata={"help": "Go on with an evaluation that was interrupted"}
+    num_samples: int = HfArg(
+        default=0, help="Also sample this many completions per problem, for pass@k and maj@k"
     )
-    regrade: str | None = field(
-        default=None,
-        metadata={"help": "Judge the completions of this records.jsonl again, without a model"},
+    temperature: float = HfArg(default=1.0, help="Temperature of those completions")
+    top_p: float = HfArg(default=1.0, help="Nucleus of those completions")
+    resume: bool = HfArg(default=False, help="Resume an interrupted evaluation")
+    regrade: str | None = HfArg(
+        default=None, help="Judge the completions of this records.jsonl again, without a model"
     )
-    write: bool = field(
-        default=False, metadata={"help": "With regrade: put the new verdicts into the files"}
+    write: bool = HfArg(default=False, help="With regrade: write the new verdicts to the files")
+    dataset_name: str | None = HfArg(default=None, help="As in training")
+    dataset_config: str | None = HfArg(default=None, help="As in training")
+    dataset_test_split: str | None = HfArg(default=None, help="As in training")
+    prompt_format: str | None = HfArg(
+        default=None, metadata={"choices": sorted(PROMPT_FORMATS)}, help="As in training"
     )
-    dataset_name: str | None = field(default=None, metadata={"help": "As in train.py"})
-    dataset_config: str | None = field(default=None, metadata={"help": "As in train.py"})
-    dataset_test_split: str | None = field(default=None, metadata={"help": "As in train.py"})
-    prompt_format: str | None = field(
-        default=None, metadata={"help": "As in train.py", "choices": sorted(PROMPT_FORMATS)}
+    max_completion_length: int | None = HfArg(
+        default=None, help="In tokens (default: the run's, or 512)"
     )
-    max_completion_length: int | None = field(default=None, metadata={"help": "In tokens"})
-    limit: int | None = field(
-        default=None, metadata={"help": "Evaluate so many problems only, chosen by the seed"}
+    limit: int | None = HfArg(
+        default=None, help="Evaluate only this many problems, chosen by the seed"
     )
-    seed: int = field(
-        default=0, metadata={"help": "Seed of the choice of problems, and of sampling"}
+    seed: int = HfArg(default=0, help="Seed for choosing problems and for sampling")
+    output_dir: str | None = HfArg(
+        default=None, help="Folder for eval/<label>/ (default: the run directory)"
     )
-    output_dir: str | None = field(
-        default=None, metadata={"help": "Where eval/<label>/ goes (default: the run directory)"}
-    )
-    traceback: bool = field(default=False, metadata={"help": "Show tracebacks of bad input"})
+    traceback: bool = HfArg(default=False, help="Show tracebacks of bad input")
 
 
 @dataclass
 class EvaluationSettings:
-    """What `evaluate.py` will do, with every value resolved."""
+    """Hold the settings of an evaluation, all resolved."""
 
     run: Path | None
     output_dir: Path
@@ -117,36 +109,37 @@ class EvaluationSettings:
 
     @property
     def trained_precision(self) -> str:
-        """The form in which the adapter was trained."""
+        """The precision in which the adapter was trained."""
         return UNMERGED_NF4 if self.trained_in_4bit else UNMERGED
 
     def label_of(self, precision: str) -> str:
-        """The default label of the trained model in this precision."""
+        """Return the default label of the trained model in a precision."""
         return "trained" + _label_suffix(precision, self.trained_in_4bit)
 
 
 def _usual_precision(trained_in_4bit: bool) -> str:
-    """The merge into what was trained on."""
+    """Return the merge into the weights that were trained on."""
     return MERGED_DEQUANTISED if trained_in_4bit else MERGED
 
 
 def _label_suffix(precision: str, trained_in_4bit: bool) -> str:
-    """Another form of the weights is another model: its results stand beside, not over."""
+    """Keep results of other precisions apart: each precision is a different model."""
     return "" if precision == _usual_precision(trained_in_4bit) else f"-{precision}"
 
 
 def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
-    """Parse the command line of `evaluate.py` and fill it from the run's resolved config.
+    """Parse the command line of an evaluation or export, and fill it from the run's config.
+
+    With `--merge_into original`, the precision to evaluate is the same merge by default.
 
     Args:
-        argv: without the flags of an export.
-        merge_into: what the export merges into; `original` is then also what is evaluated, if
-            `--precision` does not say otherwise.
+        argv: without the command's name.
 
     Raises:
-        InputError: for an unknown key, or if there is neither a run nor a model.
+        InputError: for an unknown or contradictory option, or without a run and a model.
     """
     args, export = Parser(EvaluationArguments, ExportArguments, renamed=RENAMED).parse(argv)
+    check_ranges(args, export)
     check_export_arguments(export)
     if not args.run and not args.model:
         raise InputError("give --run runs/NAME, or --model NAME [--adapter FOLDER]")
@@ -195,26 +188,20 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
 
 
 def _check_evaluation(args: EvaluationArguments, adapter: str | None) -> None:
-    """Refuse what cannot work, or would silently mean something else."""
-    if args.num_samples < 0:
-        raise InputError(f"num_samples {args.num_samples}: give 1 or more, or leave it out")
-    if args.temperature <= 0:
-        raise InputError(
-            f"temperature {args.temperature}: give more than 0; the greedy answer is always there"
-        )
-    if not 0 < args.top_p <= 1:
-        raise InputError(f"top_p {args.top_p}: give more than 0 and at most 1")
-    if args.max_completion_length is not None and args.max_completion_length < 1:
-        raise InputError(f"max_completion_length {args.max_completion_length}: give at least 1")
+    """Refuse options that cannot work, or that would be ignored."""
+    if args.top_p == 0:
+        raise InputError("top_p 0: give more than 0; the greedy answer is always evaluated")
     if not args.num_samples and (args.temperature, args.top_p) != (1.0, 1.0):
         raise InputError("temperature and top_p are for num_samples: add --num_samples 8")
     if args.write:
         raise InputError("--write belongs to --regrade FILE")
     if args.compare_precisions and not adapter:
-        raise InputError("--compare_precisions compares the forms of an adapter: add --adapter")
+        raise InputError(
+            "--compare_precisions compares the precisions of an adapter: add --adapter"
+        )
     if args.compare_precisions and (args.precision or args.label):
         raise InputError(
-            "--compare_precisions goes through all precisions under their own labels: leave "
+            "--compare_precisions evaluates all precisions, each with its own label: leave "
             "--precision and --label out"
         )
     if args.engine == "vllm" and (

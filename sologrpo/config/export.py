@@ -1,7 +1,9 @@
 """Flags about saving, comparing and pushing models: of `sologrpo export` and of `evaluate.py`."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from transformers.hf_argparser import HfArg
 
 from sologrpo.errors import InputError
 
@@ -16,45 +18,32 @@ MAX_KL = 0.01
 class ExportArguments:
     """Flags of `sologrpo export`, and of `evaluate.py`, about saving and pushing models."""
 
-    save_merged: str | None = field(
-        default=None, metadata={"help": "Save the merged model in this folder"}
+    save_merged: str | None = HfArg(default=None, help="Save the merged model in this folder")
+    save_4bit: str | None = HfArg(
+        default=None, help="Save the merged model, quantised to NF4, in this folder"
     )
-    save_4bit: str | None = field(
-        default=None, metadata={"help": "Save the merged model, quantised to NF4, in this folder"}
-    )
-    merge_into: str = field(
+    merge_into: str = HfArg(
         default="closer",
-        metadata={
-            "help": "Base weights for merging a 4-bit run: the dequantised NF4 weights, the "
-            "original ones, or whichever is measured to be closer to the trained model",
-            "choices": ["closer", DEQUANTISED, ORIGINAL],
-        },
+        metadata={"choices": ["closer", DEQUANTISED, ORIGINAL]},
+        help="Base weights for merging a 4-bit run: the dequantised NF4 weights, the "
+        "original ones, or whichever is measured to be closer to the trained model",
     )
-    push_to_hub: str | None = field(
-        default=None, metadata={"help": "Push to this repository: NAME or USER/NAME"}
+    push_to_hub: str | None = HfArg(default=None, help="Push to this repository: NAME or USER/NAME")
+    what: str = HfArg(default="adapter", metadata={"choices": [*WHATS]}, help="What to push")
+    private: bool = HfArg(default=False, help="Make the repository private")
+    dry_run: bool = HfArg(default=False, help="Write the folder that would be pushed, and stop")
+    push_despite_gap: bool = HfArg(
+        default=False, help="Push a saved model that is too far from the trained one"
     )
-    what: str = field(default="adapter", metadata={"help": "What to push", "choices": [*WHATS]})
-    private: bool = field(default=False, metadata={"help": "Make the repository private"})
-    dry_run: bool = field(
-        default=False, metadata={"help": "Write the folder that would be pushed, and stop"}
-    )
-    push_despite_gap: bool = field(
-        default=False,
-        metadata={"help": "Push a saved model that is too far from the trained one"},
-    )
-    max_kl: float = field(
+    max_kl: float = HfArg(
         default=MAX_KL,
-        metadata={
-            "help": "Largest KL divergence of a pushed model from the trained one, nats per token"
-        },
+        help="Largest KL divergence of a pushed model from the trained one, nats per token",
     )
-    parity_problems: int = field(
-        default=32,
-        metadata={"help": "Training problems used to compare the saved and the trained model"},
+    parity_problems: int = HfArg(
+        default=32, help="Training problems used to compare the saved and the trained model"
     )
-    base_model: str | None = field(
-        default=None,
-        metadata={"help": "Hub name of the base model, for the card of a run on a local folder"},
+    base_model: str | None = HfArg(
+        default=None, help="Hub name of the base model, for the card of a run on a local folder"
     )
 
     @property
@@ -81,10 +70,6 @@ def check_export_arguments(arguments: ExportArguments) -> None:
     unused = sorted(flag for flag, given in only_for_push.items() if given)
     if unused and arguments.push_to_hub is None:
         raise InputError(f"{' and '.join(unused)}: add --push_to_hub NAME")
-    if arguments.parity_problems < 1:
-        raise InputError(
-            f"--parity_problems {arguments.parity_problems}: give at least 1, better 32 or more"
-        )
     if not 0 < arguments.max_kl < math.inf:
         raise InputError(
             f"--max_kl {arguments.max_kl}: give a number above 0, or add --push_despite_gap"

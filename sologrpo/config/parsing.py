@@ -1,63 +1,32 @@
-"""Configuration: flat YAML and command line, over three dataclasses.
+"""Parse the configuration of a run: flat YAML and command line, into three dataclasses.
 
-`RunArguments` holds what TRL has no name for, `SoloGRPOConfig` is TRL's `GRPOConfig` plus the
-switches of our trainer, and `ModelConfig` is TRL's own. A key has one meaning, in the file and on
-the command line; the command line wins.
+A key means the same in the file and on the command line, and the command line takes precedence.
 """
 
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from math import inf
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from trl import ModelConfig, TrlParser
 
 from rewards import check_is_list, make_importable, name_of_spec
 from sologrpo.command_line import Parser
-from sologrpo.config.arguments import (
-    ONE_GPU_DEFAULTS,
-    RunArguments,
-    SoloGRPOConfig,
-    check_choices,
-)
+from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
+from sologrpo.config.checks import check_choices, check_ranges, check_types
 from sologrpo.errors import InputError, first_line
 from sologrpo.files import ENVIRONMENT, RUN_CONFIG, recipes
 from sologrpo.prompts import PROMPT_FORMATS
 
-# Where a setting can come from, beside a config file.
+CONFIG_CLASSES = (RunArguments, SoloGRPOConfig, ModelConfig)
+# Origins of a setting, besides a config file.
 COMMAND_LINE, PROJECT = "command line", "SoloGRPO"
 
-# Numbers that mean something: from, to, and whether the ends count. TRL and PEFT check few of them,
-# and what they do with the others shows late or never.
-RANGES: dict[str, tuple[float, float, bool]] = {
-    **dict.fromkeys(
-        ("max_completion_length", "max_prompt_tokens", "max_train_examples", "train_token_budget",
-         "num_generations_eval", "per_device_eval_batch_size", "lora_r", "lora_alpha",
-         "save_total_limit"),
-        (1, inf, True),
-    ),
-    **dict.fromkeys(
-        ("learning_rate", "beta", "epsilon", "epsilon_high", "weight_decay", "max_grad_norm",
-         "warmup_steps", "advantage_eps", "num_validation_examples", "reward_timeout",
-         "max_nonfinite_steps", "max_resample_rounds", "seed"),
-        (0, inf, True),
-    ),
-    **dict.fromkeys(
-        ("temperature", "num_train_epochs", "logging_steps", "save_steps", "eval_steps"),
-        (0, inf, False),
-    ),
-    **dict.fromkeys(("top_p", "min_p", "adam_beta1", "adam_beta2", "lora_dropout"), (0, 1, True)),
-}  # fmt: skip
-# Keys whose values are checked where they are read, with better words than a type has.
-CHECKED_ELSEWHERE = ("rewards", "worked_examples", "env")
-
-# What people write who come from another trainer or an older TRL, and what to write here.
+# Names from other trainers and older versions of TRL, and what to write instead.
 RENAMED: dict[str, str] = {
     # CS336 / Tinker scripts
     "model_name": "model_name_or_path",
@@ -112,14 +81,14 @@ def parse_config(
             that contradict each other. The message is one line that says how to fix it.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    parser = _Parser(RunArguments, SoloGRPOConfig, ModelConfig, renamed=RENAMED)
+    parser = _Parser(*CONFIG_CLASSES, renamed=RENAMED)
     parser.set_defaults_with_config(**ONE_GPU_DEFAULTS)
     path = _config_path(args)
     if path:
         content = _read_yaml_mapping(path)
         make_importable(path.parent)  # a reward module may be next to the config
         parser.check_keys(key for key in content if key != "env")
-        _check_types(content, path)
+        check_types(content, path, CONFIG_CLASSES)
     try:
         run_args, trainer_args, model_args = parser.parse_args_and_config(args)
     except InputError:
@@ -129,7 +98,7 @@ def parse_config(
         ValueError, TypeError, ArithmeticError, LookupError, AttributeError, OSError, ImportError,
     ) as error:  # fmt: skip
         raise InputError(" ".join(str(error).split()) or type(error).__name__) from error
-    _check_ranges(run_args, trainer_args, model_args)
+    check_ranges(run_args, trainer_args, model_args)
     check_choices(run_args, model_args)
     _hide_token(trainer_args)
     _resolve_rewards(run_args)
@@ -183,47 +152,10 @@ def _read_yaml_mapping(path: Path) -> dict[str, Any]:
     return content
 
 
-def _check_types(content: Mapping[str, Any], path: Path) -> None:
-    """Refuse what a key of the file cannot hold; argparse does that for the command line only."""
-    hints: dict[str, Any] = {}
-    for settings in (RunArguments, SoloGRPOConfig, ModelConfig):
-        hints |= get_type_hints(settings)
-    for key, value in content.items():
-        hint = hints.get(key.replace("-", "_"))
-        if hint is None or key in CHECKED_ELSEWHERE:
-            continue
-        check = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
-        # A list of one may be written without brackets.
-        if not any(_is_valid(check, candidate) for candidate in (value, [value])):
-            name = getattr(hint, "__name__", None) if isinstance(hint, type) else None
-            raise InputError(f"{path}: {key}: {value!r} is not {name or hint}")
-
-
-def _is_valid(check: TypeAdapter[Any], value: Any) -> bool:
-    try:
-        check.validate_python(value)
-    except ValidationError:
-        return False
-    return True
-
-
-def _check_ranges(*settings: Any) -> None:
-    """Refuse numbers that mean nothing, which nobody else may notice."""
-    for name, (low, high, ends) in RANGES.items():
-        value = next(getattr(part, name) for part in settings if hasattr(part, name))
-        if value is None:
-            continue
-        inside = low <= value <= high if ends else low < value < high
-        if not inside or value == inf:
-            what = f"at least {low:g}" if ends else f"more than {low:g}"
-            what = what if high == inf else f"{low:g} to {high:g}"
-            raise InputError(f"{name} {value}: give {what}")
-
-
 def _hide_token(args: SoloGRPOConfig) -> None:
-    """Hand the Hub's token on in the environment alone.
+    """Move the Hub's token to the environment.
 
-    Checkpoints hold the settings as they are, and W&B sends the command line.
+    Checkpoints hold the settings, and W&B uploads the command line.
     """
     token = args.hub_token
     if token is None:
@@ -245,13 +177,13 @@ def _resolve_rewards(run: RunArguments) -> None:
 
 def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> None:
     if not model.model_name_or_path:
-        raise InputError("no model: set model_name_or_path to a hub name or a local folder")
+        raise InputError("no model: set model_name_or_path to a Hub name or a local folder")
     if not model.use_peft:
         raise InputError("use_peft: false is not supported: SoloGRPO trains LoRA adapters")
     if args.reward_weights is not None and len(args.reward_weights) != len(run.rewards):
         raise InputError(
             f"{len(args.reward_weights)} reward_weights for {len(run.rewards)} rewards; "
-            "give one weight a reward"
+            "give one weight per reward"
         )
     _check_outcome_reward(run, args)
     _check_trackers(args)
@@ -263,7 +195,7 @@ def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) ->
 
 
 def _check_trackers(args: SoloGRPOConfig) -> None:
-    """Ask transformers now; the trainer would ask when the model is loaded."""
+    """Check that the trackers are installed; the trainer would do so after loading the model."""
     try:
         for callback in get_reporting_integration_callbacks(args.report_to):
             callback()
@@ -272,7 +204,7 @@ def _check_trackers(args: SoloGRPOConfig) -> None:
 
 
 def _leave_out_of_stock(run: RunArguments, args: SoloGRPOConfig) -> None:
-    """TRL's own validation gives no accuracy to choose the best adapter by."""
+    """Choose the best adapter by loss: TRL's own validation reports no accuracy."""
     if run.trainer == "stock" and args.metric_for_best_model == "eval_accuracy":
         args.metric_for_best_model, args.greater_is_better = None, None
 
@@ -281,7 +213,7 @@ def _check_outcome_reward(run: RunArguments, args: SoloGRPOConfig) -> None:
     if args.outcome_reward is None:
         return
     if run.trainer == "stock":
-        raise InputError("outcome_reward needs trainer: solo; TRL's own trainer has no gate")
+        raise InputError("outcome_reward needs trainer: solo; TRL's trainer cannot gate rewards")
     names = [name_of_spec(spec) for spec in run.rewards]
     if args.outcome_reward not in names:
         raise InputError(
@@ -290,14 +222,17 @@ def _check_outcome_reward(run: RunArguments, args: SoloGRPOConfig) -> None:
 
 
 def load_run_config(directory: Path) -> dict[str, Any]:
-    """Read the resolved config that `train.py` wrote.
+    """Read the resolved config of a run.
+
+    Args:
+        directory: of the run.
 
     Raises:
         InputError: if the directory holds no run.
     """
     path = directory / RUN_CONFIG
     if not path.is_file():
-        raise InputError(f"{directory} is not a run directory: it has no {RUN_CONFIG}")
+        raise InputError(f"{directory} is not a run directory: {RUN_CONFIG} is missing")
     return _read_yaml_mapping(path)
 
 

@@ -114,7 +114,7 @@ def begin_export(settings: EvaluationSettings) -> Export | None:
 
 
 def _model_folders(arguments: ExportArguments, default: Path) -> dict[str, Path]:
-    """Name the folder of each model to be saved; one that nobody named goes into `default`."""
+    """Choose the folder of each model to be saved; without a flag for it, one in `default`."""
     folders = {}
     if arguments.save_merged or arguments.save_4bit or arguments.pushed in ("merged", "4bit"):
         folders["merged"] = Path(arguments.save_merged or default / "merged")
@@ -194,7 +194,7 @@ def _push(export: Export, folder: Path, gaps: Sequence[Gap], console: Console) -
 
 
 def _closest_merge(gaps: Sequence[Gap]) -> str | None:
-    """Name the merge that is kept."""
+    """Return the name of the merge that is kept."""
     merges = [gap for gap in gaps if gap.name != REQUANTISED]
     closest = min(merges, key=lambda gap: (math.isnan(gap.kl), gap.kl), default=None)
     return None if closest is None else closest.name
@@ -207,6 +207,7 @@ def _make_models(export: Export) -> list[Gap]:
     """Make and measure the models that are not finished; return the gaps of all."""
     finished = dict(export.finished)
     if export.problems is not None:
+        release_unused()  # a model that was evaluated before, say
         check = ParityCheck(export.settings, export.problems)
         if finished["merged"] is None:
             finished["merged"] = _make_merged(export, check)

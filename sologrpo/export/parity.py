@@ -87,7 +87,7 @@ class Gap:
 
 
 def parity_failure(gap: Gap, max_kl: float = MAX_KL) -> str | None:
-    """Name the bound that a saved model exceeds; None if it is within both.
+    """Describe the bound that a saved model exceeds; None if it is within both.
 
     Args:
         gap: as measured.

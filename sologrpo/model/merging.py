@@ -190,7 +190,7 @@ def working_dtype(model: PreTrainedModel | PeftModel) -> torch.dtype:
 def _layers_to_merge(
     module: torch.nn.Module,
 ) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Module]]:
-    """(parent, name, layer) of the layers with an adapter or 4-bit weights."""
+    """Yield (parent, name, layer) for each layer with an adapter or 4-bit weights."""
     for name, child in list(module.named_children()):
         if isinstance(child, LoraLayer | bnb.nn.Linear4bit):
             yield module, name, child

@@ -85,7 +85,7 @@ class RewardResult:
 
 @dataclass
 class HostileResult:
-    """How well a trick pays, for the row where it pays best.
+    """The reward of a trick, for the row where it scores highest.
 
     Attributes:
         case: description of the trick.

@@ -282,7 +282,7 @@ def rows_of_whole_groups(ends: list[int], most: int) -> int:
 
 
 def _worst_of_processes(trials: dict[str, Trial]) -> dict[str, Trial]:
-    """The worst result of any process: all have to take the same engine."""
+    """Return the worst result of all processes, since all must use the same engine."""
     every = gather_object([trials])
     return {
         name: min((found[name] for found in every), key=lambda trial: trial.tokens_per_second)

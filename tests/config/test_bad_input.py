@@ -1,4 +1,4 @@
-"""Malformed configs, rows, adapters and records: one line with the mend, and nothing is touched."""
+"""Malformed configs, rows, adapters and records end in one line, and change nothing."""
 
 import json
 import shutil
@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from rewards import RewardSpecError, load_rewards
 from sologrpo.config.arguments import RunArguments
-from sologrpo.config.parsing import RANGES, parse_config
+from sologrpo.config.checks import RANGES
+from sologrpo.config.parsing import parse_config
 from sologrpo.data.dataset import load_train_and_validation
 from sologrpo.errors import InputError
 from sologrpo.model.loading import load_base_model, load_tokenizer
@@ -35,7 +36,7 @@ in_one_folder = settings(
 
 
 def refusal(attempt: Callable[[], object]) -> str | None:
-    """The one line with which this input is refused, or None if it is taken."""
+    """Return the one line that this input is refused with, or None if it is accepted."""
     try:
         attempt()
     except (InputError, RewardSpecError) as error:

@@ -61,7 +61,7 @@ def test_batches_equal_one_by_one(family: str, request: pytest.FixtureRequest) -
     # The prompts must exercise what is claimed: both endings, several lengths, different texts.
     assert {c.stop_reason for c in expected} == {"length", "end_token"}
     assert len({completion.text for completion in expected}) > 5
-    # All in one batch; batches of two or three; one a batch.
+    # All in one batch; batches of two or three; batches of one.
     for token_budget in (16384, 600, 1):
         done = generate_greedily(model, tokenizer, prompts, NEW_TOKENS, token_budget)
         assert done == expected
