@@ -348,7 +348,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     printed = train("--dry_run", "--hub_token", planted)
     assert printed.code == 0
     assert planted not in printed.stdout
-    assert "2 prompts x 4 completions = 8 a generation batch" in printed.stdout
+    assert "2 prompts x 4 completions = 8 per generation batch" in printed.stdout
     assert "2 optimizer steps" in printed.stdout
     assert tiny_llama.name in printed.stdout
     assert "strict_format, tiny:digit_share" in printed.stdout
