@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import trl.trainer.utils as trl_utils
 from _measure import timed
 from datasets import Dataset
 from transformers import (
@@ -172,14 +171,11 @@ class Contender(TrainerCallback):  # type: ignore[misc]
     gradients: list[Gradients] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Build the trainer, and remember which LM head it left TRL with."""
+        """Build the trainer."""
         self.trainer = _build_trainer(self.name, self.workload)
         self.trainer.add_callback(self)
         self._sample = self.trainer._generate_single_turn
         self.trainer._generate_single_turn = self._generate_single_turn
-        # SoloGRPOTrainer replaces this function of TRL for the entire process: each contender must
-        # run with the one that it was built with.
-        self._language_head = trl_utils._use_triton
         self._capture = False
         self._times: Times = {}
 
@@ -196,12 +192,8 @@ class Contender(TrainerCallback):  # type: ignore[misc]
         """
         self._times = {"step_s": 0.0, "sampling_s": 0.0, "sampled_tokens": 0}
         self._capture, self.gradients = capture, []
-        shipped, trl_utils._use_triton = trl_utils._use_triton, self._language_head
         torch.manual_seed(seed)
-        try:
-            self.trainer.train()
-        finally:
-            trl_utils._use_triton = shipped
+        self.trainer.train()
         return self._times | {"training_s": self._times["step_s"] - self._times["sampling_s"]}
 
     def sample(self, prompts: list[list[int]], seed: int = 0) -> Times:
@@ -273,13 +265,8 @@ def _make_adapter_do_something(model: torch.nn.Module) -> None:
 
 
 def build(names: Sequence[str], workload: Workload) -> dict[str, Contender]:
-    """Build the contenders one after the other, each with TRL as it is shipped."""
-    contenders = {}
-    for name in names:
-        shipped = trl_utils._use_triton
-        contenders[name] = Contender(name, workload)
-        trl_utils._use_triton = shipped
-    return contenders
+    """Build the contenders one after the other."""
+    return {name: Contender(name, workload) for name in names}
 
 
 def gradient_gap(reference: list[Gradients], other: list[Gradients]) -> float:

@@ -5,10 +5,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
-import trl.trainer.utils as trl_utils
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, TrainerCallback
@@ -19,9 +17,6 @@ from sologrpo.data.dataset import build_prompts
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.training.trainer import SoloGRPOTrainer
 from tiny import rows
-
-# Our trainer flips this flag for the whole process; stock TRL is measured as it is shipped.
-SHIPPED_USE_TRITON = trl_utils._use_triton
 
 G = 4  # completions of one prompt
 # Rewards of four groups. Constant groups are sums of equal powers of two, whose mean is exact, so
@@ -127,16 +122,6 @@ def trained_on(
     rewards: Sequence[float] | dict[str, Sequence[float | None]],
 ) -> tuple[list[Gradients], dict[str, float]]:
     """The gradients, and what the last step logged; `rewards` are one or several by name."""
-    with mock.patch.object(trl_utils, "_use_triton", SHIPPED_USE_TRITON):
-        return _train(trainer_class, model_path, args, rewards)
-
-
-def _train(
-    trainer_class: type,
-    model_path: Path,
-    args: SoloGRPOConfig,
-    rewards: Sequence[float] | dict[str, Sequence[float | None]],
-) -> tuple[list[Gradients], dict[str, float]]:
     captured = CapturedGradients()
     scores = rewards if isinstance(rewards, dict) else {"reward": rewards}
     trainer = make_trainer(

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset, IterableDataset, load_dataset
 from datasets.exceptions import DatasetNotFoundError
 from transformers import PreTrainedTokenizerBase
 
@@ -160,15 +160,26 @@ def build_prompts(
     return rows.map(add_prompt)
 
 
-def stop_strings(dataset: Dataset) -> list[str]:
+def stop_strings(dataset: Dataset | IterableDataset) -> list[str]:
     """List the strings that end a completion of these prompts, besides the end-of-text token.
 
     None for chat, where the model ends its turn, nor for prompts that `build_prompts` did not make.
     """
-    if "prompt_format" not in dataset.column_names or not isinstance(dataset[0]["prompt"], str):
+    row: dict[str, Any] = next(iter(dataset), {})
+    if "prompt_format" not in row or not isinstance(row["prompt"], str):
         return []
-    plain_text = PROMPT_FORMATS[dataset[0]["prompt_format"]].plain_text
+    plain_text = PROMPT_FORMATS[row["prompt_format"]].plain_text
     return list(plain_text.stop_strings) if plain_text else []
+
+
+def can_be_graded(dataset: Any) -> bool:
+    """Check whether these are rows of `build_prompts`, whose answers we know how to judge.
+
+    Args:
+        dataset: any that TRL evaluates on: a data set, a stream, a dictionary of either, or None.
+    """
+    needed = {"prompt", "question", "answer", "prompt_format"}
+    return isinstance(dataset, Dataset) and needed <= set(dataset.column_names)
 
 
 def _asks_in_chat(prompt_format: PromptFormat, tokenizer: PreTrainedTokenizerBase | None) -> bool:

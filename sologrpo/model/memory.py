@@ -67,18 +67,12 @@ class TokenBudget:
             if not is_out_of_memory(error) or rows < 2:
                 raise
             traceback.clear_frames(error.__traceback__)  # they hold what the pass had computed
-            self.halve(error, largest, rows)
+            self.tokens = min(self.tokens, largest) // 2
+            logger.warning(
+                "out of memory in %s with %d tokens in one pass: continuing with %d",
+                self._purpose, largest, self.tokens,
+            )  # fmt: skip
             release_unused()
-
-    def halve(self, error: Exception, largest: int, rows: int) -> None:
-        """Make the next passes half as large as the one that failed."""
-        if not is_out_of_memory(error) or rows < 2:
-            raise error
-        self.tokens = min(self.tokens, largest) // 2
-        logger.warning(
-            "out of memory in %s with %d tokens in one pass: continuing with %d",
-            self._purpose, largest, self.tokens,
-        )  # fmt: skip
 
 
 def release_unused() -> None:

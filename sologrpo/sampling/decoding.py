@@ -14,7 +14,13 @@ from typing import Any, TypeAlias
 
 import torch
 from peft import PeftModel
-from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.cache_utils import DynamicLayer
 from transformers.generation import (
     MinPLogitsWarper,
@@ -31,6 +37,13 @@ Model: TypeAlias = PreTrainedModel | PeftModel
 # Finished rows leave when less than this share of the batch is unfinished: removing rows copies the
 # cache of those that stay.
 LEAVE_BELOW = 0.75
+
+# Settings of `GenerationConfig` that `generate_fast` follows. Any other asks for more.
+SUPPORTED_SETTINGS = {
+    "max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p", "num_beams",
+    "repetition_penalty", "pad_token_id", "bos_token_id", "eos_token_id", "use_cache",
+    "disable_compile", "transformers_version",
+}  # fmt: skip
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[misc]
@@ -73,17 +86,18 @@ def can_generate_fast(model: Model, config: GenerationConfig, kwargs: dict[str, 
     Args:
         kwargs: what `generate` was called with, besides the config.
     """
-    text_config = model.config.get_text_config()
-    plain_cache = all(
-        type(layer) is DynamicLayer for layer in DynamicCache(config=text_config).layers
-    )
     plain_config = (
         config.num_beams in (None, 1)
         and config.repetition_penalty in (None, 1.0)
-        and config.cache_implementation is None
-        and config.stop_strings is None
+        and config.to_diff_dict().keys() <= SUPPORTED_SETTINGS
     )
+    plain_cache = has_plain_cache(model.config.get_text_config())
     return plain_cache and plain_config and set(kwargs) <= {"input_ids", "attention_mask"}
+
+
+def has_plain_cache(config: PretrainedConfig) -> bool:
+    """Check whether every layer of a language model caches the keys and values of all tokens."""
+    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
 
 
 @dataclass(frozen=True)

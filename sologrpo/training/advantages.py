@@ -1,15 +1,118 @@
-"""What the rewards of a group amount to before and after they become advantages.
+"""Rewards of a generation batch, and what they amount to as advantages.
 
-Shapes: B completions of all processes, R rewards, G completions of a prompt.
+Shapes: B completions of all processes, R rewards, G completions of a prompt, P prompts.
 """
 
-import torch
-from trl.trainer.utils import nanstd
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
+import torch
+from trl.trainer.utils import nanmax, nanmin, nanstd
+
+from rewards import OUTCOME_REWARDS
 from sologrpo.config.arguments import TRL_EPSILON
+from sologrpo.errors import InputError
 
 # Every reward of `rewards/` that judges the answer gives 1 for a right one.
 RIGHT = 1.0
+
+
+@dataclass(frozen=True)
+class GroupRewards:
+    """The rewards of a generation batch, of all processes.
+
+    Attributes:
+        scores_BR: returned by the reward functions, NaN where one could not judge.
+        rewards_BR: of which the advantages are made: the scores, gated by the outcome.
+        weights_R: of the rewards in their sum.
+        num_generations: G.
+        outcome: index of the reward that tells right from wrong; None if there is none.
+    """
+
+    scores_BR: torch.Tensor
+    rewards_BR: torch.Tensor
+    weights_R: torch.Tensor
+    num_generations: int
+    outcome: int | None = None
+
+    @classmethod
+    def gated(
+        cls,
+        scores_BR: torch.Tensor,
+        weights_R: torch.Tensor,
+        num_generations: int,
+        outcome: int | None,
+        gate: str | None,
+    ) -> "GroupRewards":
+        """Gate scores by the outcome, as `gate_side_rewards` does; None for no gate."""
+        rewards_BR = scores_BR
+        if gate is not None and outcome is not None:
+            rewards_BR = gate_side_rewards(scores_BR, outcome, num_generations, gate)
+        return cls(scores_BR, rewards_BR, weights_R.to(scores_BR.device), num_generations, outcome)
+
+    @cached_property
+    def degenerate_P(self) -> torch.Tensor:
+        """Which groups carry no signal, (P,) booleans."""
+        return degenerate_groups(self.rewards_BR, self.weights_R, self.num_generations)
+
+    def exact_advantages(
+        self, advantages_B: torch.Tensor, own: slice, epsilon: float, scale_by_group: bool
+    ) -> torch.Tensor:
+        """Correct TRL's advantages, where they are made of the sums of rewards.
+
+        In a group of equal rewards the advantage should be zero, but the mean of equal floats is
+        off by rounding, and dividing by std + 1e-4 makes that up to 0.005.
+
+        Args:
+            advantages_B: of the completions of this process.
+            own: their place among those of all processes.
+            epsilon: to add to the deviation of a group in place of TRL's.
+            scale_by_group: advantages are divided by that deviation.
+        """
+        G = self.num_generations
+        if scale_by_group and epsilon != TRL_EPSILON:
+            factors_B = rescaling(self.rewards_BR, self.weights_R, G, epsilon)
+            advantages_B = advantages_B * factors_B[own]
+        return advantages_B.masked_fill(self.degenerate_P.repeat_interleave(G)[own], 0.0)
+
+    def describe(self) -> dict[str, float]:
+        """Return what is logged of the rewards besides TRL's own figures."""
+        sums_B = weighted_sums(self.rewards_BR, self.weights_R)
+        logged = {"reward_min": nanmin(sums_B).item(), "reward_max": nanmax(sums_B).item()}
+        if self.outcome is not None:
+            right_B = self.scores_BR[:, self.outcome] >= RIGHT
+            right_PG = right_B.view(-1, self.num_generations)
+            for name, same_P in (("right", right_PG.all(dim=1)), ("wrong", ~right_PG.any(dim=1))):
+                share = (self.degenerate_P & same_P).float().mean().item()
+                logged[f"degenerate/all_{name}"] = share
+        return logged
+
+    def shares(self, names: Sequence[str], scale_by_group: bool) -> dict[str, float]:
+        """Return the share of the advantages by reward; see `advantage_shares`."""
+        shares = advantage_shares(
+            self.rewards_BR, self.weights_R, self.num_generations, scale_by_group
+        )
+        pairs = zip(names, shares or [], strict=bool(shares))
+        return {f"advantage_share/{name}": share for name, share in pairs}
+
+
+def find_outcome(names: Sequence[str], configured: str | None) -> int | None:
+    """Find the reward that tells right from wrong: the configured one, or the first judge.
+
+    Raises:
+        InputError: if the configured one is not among the names.
+    """
+    if configured is not None and configured not in names:
+        raise InputError(f"outcome_reward {configured!r} is not among {names}")
+    judges = OUTCOME_REWARDS if configured is None else (configured,)
+    return next((i for i, name in enumerate(names) if name in judges), None)
+
+
+def weighted_sums(rewards_BR: torch.Tensor, weights_R: torch.Tensor) -> torch.Tensor:
+    """Sum the weighted rewards of every completion, (B,); NaN where no reward could judge."""
+    sums_B = (rewards_BR * weights_R).nansum(dim=1)
+    return sums_B.masked_fill(rewards_BR.isnan().all(dim=1), torch.nan)
 
 
 def gate_side_rewards(
@@ -17,8 +120,8 @@ def gate_side_rewards(
 ) -> torch.Tensor:
     """Let side rewards count only where the outcome reward found a right answer.
 
-    An ungated side reward makes signal out of a group in which everything is wrong, and teaches
-    what has nothing to do with the answer.
+    Otherwise a side reward makes a signal out of a group in which everything is wrong, and teaches
+    something that has nothing to do with the answer.
 
     Args:
         rewards_BR: scores, NaN where a reward could not judge.
@@ -42,24 +145,21 @@ def gate_side_rewards(
 def degenerate_groups(
     rewards_BR: torch.Tensor, weights_R: torch.Tensor, num_generations: int
 ) -> torch.Tensor:
-    """Which groups have one and the same weighted sum in all their completions, (P,) booleans.
+    """Find the groups whose completions all have the same weighted sum, (P,) booleans.
 
     Completions that no reward could judge do not count.
     """
-    sums_B = (rewards_BR * weights_R).nansum(dim=1)
-    unjudged_B = rewards_BR.isnan().all(dim=1)
-    highest = sums_B.masked_fill(unjudged_B, -torch.inf).view(-1, num_generations).amax(dim=1)
-    lowest = sums_B.masked_fill(unjudged_B, torch.inf).view(-1, num_generations).amin(dim=1)
-    return highest <= lowest
+    sums_PG = weighted_sums(rewards_BR, weights_R).view(-1, num_generations)
+    highest_P = sums_PG.nan_to_num(nan=-torch.inf).amax(dim=1)
+    lowest_P = sums_PG.nan_to_num(nan=torch.inf).amin(dim=1)
+    return highest_P <= lowest_P
 
 
 def rescaling(
     rewards_BR: torch.Tensor, weights_R: torch.Tensor, num_generations: int, epsilon: float
 ) -> torch.Tensor:
-    """What turns TRL's advantages, scaled by group, into those with another epsilon; (B,)."""
-    sums_B = (rewards_BR * weights_R).nansum(dim=1)
-    sums_B = sums_B.masked_fill(rewards_BR.isnan().all(dim=1), torch.nan)
-    std_P = nanstd(sums_B.view(-1, num_generations), dim=1)
+    """Return (B,) factors that turn TRL's advantages, scaled by group, to another epsilon."""
+    std_P = nanstd(weighted_sums(rewards_BR, weights_R).view(-1, num_generations), dim=1)
     factor_P: torch.Tensor = (std_P + TRL_EPSILON) / (std_P + epsilon)
     return factor_P.nan_to_num(1.0).repeat_interleave(num_generations)
 
@@ -70,7 +170,7 @@ def advantage_shares(
     num_generations: int,
     scale_by_group: bool,
 ) -> list[float] | None:
-    """The share of the advantages that each reward contributes; None if there are none.
+    """Compute the share of the advantages that each reward contributes; None if there are none.
 
     An advantage is a sum over rewards, ``weight * (score - group mean)``, over the deviation of
     the group where advantages are scaled by it. A reward's share is the mean absolute value of

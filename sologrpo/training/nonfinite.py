@@ -1,5 +1,6 @@
-"""A loss or gradient that is not a number must not reach the weights."""
+"""Keep a loss or gradient that is not finite from the weights."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -7,21 +8,69 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from sologrpo.config.arguments import SoloGRPOConfig
+from sologrpo.errors import RunError
+
+logger = logging.getLogger(__name__)
+
 FOLDER = "nonfinite"
 
 
+class NonfiniteSteps:
+    """Leave out steps whose loss or gradient is not finite, and stop after too many.
+
+    Args:
+        args: `max_nonfinite_steps` is the number that may be left out.
+    """
+
+    def __init__(self, args: SoloGRPOConfig) -> None:
+        self._args = args
+        self._count = 0
+
+    def check(
+        self, model: torch.nn.Module, batch: Mapping[str, Any], value: torch.Tensor, step: int
+    ) -> None:
+        """Drop the gradients of a step that is not finite.
+
+        Args:
+            model: its parameters hold the gradients.
+            batch: what the step was trained on; it is saved for study.
+            value: of the loss.
+            step: optimizer step, counted from 1.
+
+        Raises:
+            RunError: if `max_nonfinite_steps` were left out before.
+        """
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        # A scaled fp16 gradient may overflow: the scaler takes care of that, and scales less.
+        if all_finite([value] if self._args.fp16 else [value, *gradients]):
+            return
+        self._count += 1
+        text = f"the loss or a gradient of step {step} is not a finite number"
+        if self._args.process_index == 0:
+            text += f"; its batch is in {save_batch(batch, Path(self._args.output_dir), step)}"
+        if self._count > self._args.max_nonfinite_steps:
+            raise RunError(
+                f"{text}: lower learning_rate or max_grad_norm, or allow some with "
+                "max_nonfinite_steps"
+            )
+        logger.warning("%s; the step is left out", text)
+        for parameter in model.parameters():
+            parameter.grad = None  # the optimizer passes over it
+
+
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether no element is NaN or infinite; waits for the device once."""
+    """Check that no element is NaN or infinite; waits for the device once."""
     total: torch.Tensor = torch.nn.utils.get_total_norm(tensors)
     return bool(total.isfinite())
 
 
-def save_batch(inputs: Mapping[str, Any], output_dir: Path, step: int) -> Path:
-    """Keep what a step was trained on for study: its tensors, on the CPU.
+def save_batch(batch: Mapping[str, Any], output_dir: Path, step: int) -> Path:
+    """Save the tensors that a step was trained on.
 
     Args:
-        inputs: the batch as the loss got it: token ids and masks (B, T), advantages (B,), and the
-            log-probs under the old policy, if there are any.
+        batch: as the loss got it: token ids and masks (B, T), advantages (B,), and the log-probs
+            of the old policy, if there are any.
         output_dir: of the run.
         step: optimizer step, counted from 1.
 
@@ -32,7 +81,7 @@ def save_batch(inputs: Mapping[str, Any], output_dir: Path, step: int) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: value.detach().cpu().clone()
-        for name, value in inputs.items()
+        for name, value in batch.items()
         if isinstance(value, torch.Tensor)
     }
     save_file(tensors, file)

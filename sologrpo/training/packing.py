@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from sologrpo.training.prompt_tree import branches_that_pay, tree_shape
+from sologrpo.training.prompt_tree import optimal_branch_count, tree_shape
 
 Batch = dict[str, Any]
 
@@ -60,6 +60,25 @@ def _same_width(
     return widened(own), widened(other)
 
 
+def rows_of_sequences(
+    input_ids: torch.Tensor, attention_mask: torch.Tensor, completion_T: int
+) -> Batch:
+    """Take (B, T) sequences apart into prompts and completions.
+
+    Args:
+        input_ids: (B, T) prompts and completions.
+        attention_mask: (B, T), 0 for padding.
+        completion_T: how many of the T tokens belong to the completion.
+    """
+    prompt_T = input_ids.size(1) - completion_T  # completions that are all masked have no tokens
+    return {
+        "prompt_ids": input_ids[:, :prompt_T],
+        "prompt_mask": attention_mask[:, :prompt_T],
+        "completion_ids": input_ids[:, prompt_T:],
+        "completion_mask": attention_mask[:, prompt_T:],
+    }
+
+
 def row_lengths(inputs: Batch) -> list[tuple[int, int]]:
     """(prompt, completion) tokens of every row, padding not counted."""
     prompt_T = inputs["prompt_mask"].sum(dim=1).tolist()
@@ -88,7 +107,7 @@ class SharedPrompts:
     def shape(self, batch: list[int], prompt_T: int, completion_T: int) -> tuple[int, int]:
         """Sequences for these rows, and completions in one; for the tokens see `padded_tokens`."""
         completions = Counter(self.prompt_of_row[row] for row in batch)
-        most = branches_that_pay(self.hidden_size, prompt_T, completion_T)
+        most = optimal_branch_count(self.hidden_size, prompt_T, completion_T)
         return tree_shape(list(completions.values()), most)
 
 

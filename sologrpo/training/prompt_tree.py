@@ -7,7 +7,7 @@ itself. The numbers are the same; the prompt's tokens are computed once.
     prompt without its last token | last token, completion 1 | last token, completion 2 | ...
 
 Attention over a tree is dense: a completion pays for its neighbours too, and the mask hides them.
-So a prompt with many completions is computed more than once, as `branches_that_pay` says.
+So a prompt with many completions is computed more than once, as `optimal_branch_count` says.
 
 Shapes: B rows of the batch, N trees, G most completions of one of them, T tokens.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 
-def branches_that_pay(hidden_size: int, prompt_T: int, completion_T: int) -> int:
+def optimal_branch_count(hidden_size: int, prompt_T: int, completion_T: int) -> int:
     """How many completions a tree should hold for the least work; 1: sharing does not pay.
 
     A layer of a transformer takes about 24 d^2 operations a token in its matrices and 4 d for every

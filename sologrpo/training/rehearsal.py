@@ -137,7 +137,7 @@ def _train(trainer: SoloGRPOTrainer, prompts: list[list[int]], console: Console)
     """Run the largest forward and backward pass; return the seconds of a step of such rows."""
     args, model = trainer.args, trainer.model
     rows = args.per_device_train_batch_size
-    if trainer.stock_reason is None:  # packed: more rows than this make more passes, not larger
+    if trainer.is_packed:  # packed: more rows than this make more passes, not larger
         rows = min(rows, trainer.train_token_budget // args.max_completion_length + 1)
     if args.gradient_checkpointing:  # as `train` does first, trainer.py:1503 of transformers 5.23
         model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)

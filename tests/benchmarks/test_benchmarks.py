@@ -25,7 +25,6 @@ import cpu  # noqa: E402
 import harness  # noqa: E402
 import memory  # noqa: E402
 import performance_tables as performance  # noqa: E402
-import trl.trainer.utils as trl_utils  # noqa: E402
 from _sizes import SMOKE, Bench, Sizes  # noqa: E402
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -68,21 +67,6 @@ def test_every_repeat_is_the_same_step(bench):
     solo.train(capture=True)
     assert trainers.gradient_gap(first, solo.gradients) < 1e-6  # rounding: sums in another order
     assert all(torch.equal(p, before[name]) for name, p in solo.trainer.model.named_parameters())
-
-
-def test_each_contender_runs_with_its_own_language_head(bench, monkeypatch):
-    """Ours changes TRL's for the whole process: stock must not profit from it."""
-    shipped = trl_utils._use_triton
-    contenders = trainers.build(["solo", "stock"], training.step_workload(bench))
-    seen = {}
-    for name, contender in contenders.items():
-        trainer = contender.trainer
-        monkeypatch.setattr(
-            trainer, "train", lambda name=name: seen.update({name: trl_utils._use_triton})
-        )
-        contender.train()
-    assert seen["stock"] is shipped is trl_utils._use_triton
-    assert seen["solo"] is not shipped
 
 
 def test_a_contender_samples_for_the_time_and_trains_on_the_kept_completions(bench):

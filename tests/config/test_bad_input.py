@@ -1,4 +1,4 @@
-"""Malformed configs, rows, adapters and records: one line with the mend, and nothing is touched."""
+"""Malformed configs, rows, adapters and records end in one line, and change nothing."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ in_one_folder = settings(
 
 
 def refusal(attempt: Callable[[], object]) -> str | None:
-    """The one line with which this input is refused, or None if it is taken."""
+    """Return the one line that this input is refused with, or None if it is accepted."""
     try:
         attempt()
     except (InputError, RewardSpecError) as error:

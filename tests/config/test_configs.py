@@ -1,4 +1,4 @@
-"""Every shipped config works, and a bad key or sum is met by one line that says the mend."""
+"""Every recipe works, and a bad key or batch size ends in one line that says how to fix it."""
 
 import json
 import re
@@ -115,7 +115,7 @@ def test_recipe_names_only_what_differs_from_the_defaults(path):
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_saves_between_generation_batches(path):
-    # Only there does a resumed run go on exactly as it would have.
+    # `trainer: stock` resumes exactly only there.
     _, args, _ = parse_config(["--config", str(path)])
     steps_per_generation_batch = (
         args.steps_per_generation // args.gradient_accumulation_steps * args.num_iterations

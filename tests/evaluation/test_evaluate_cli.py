@@ -32,6 +32,11 @@ class Table(str):
 
 @pytest.fixture
 def evaluate(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    # Slow, and not tested here: the report, and collecting the garbage of the whole test session.
+    monkeypatch.setattr("sologrpo.report.write_report", lambda run: run / "report.html")
+    for module in ("evaluate", "precisions"):
+        monkeypatch.setattr(f"sologrpo.evaluation.{module}.release_unused", lambda: None)
+
     def run(*arguments: str | Path) -> Table:
         monkeypatch.setenv("COLUMNS", "200")
         printed = printed_by(load_script("evaluate"), capfd, *arguments)

@@ -23,10 +23,11 @@ from fixed_rollouts import (
     stock_and_solo,
     trained_on,
 )
+from sologrpo.training import packed_loss as packed_loss_module
 from sologrpo.training import packing as batches_module
-from sologrpo.training import trainer as trainer_module
-from sologrpo.training.prompt_tree import branches_that_pay
-from sologrpo.training.trainer import SoloGRPOTrainer, why_not_packed
+from sologrpo.training.drop_in import unpacked_reason
+from sologrpo.training.prompt_tree import optimal_branch_count
+from sologrpo.training.trainer import SoloGRPOTrainer
 
 ALL_DIFFER = [0.0, 1.0, 0.5, 0.75] * 4
 # One forward-backward pass holds everything, or a few rows.
@@ -107,16 +108,16 @@ def test_gradient_equals_stock(
 def test_gradient_does_not_depend_on_the_size_of_the_trees(
     most: int, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (trainer_module, batches_module):
-        monkeypatch.setattr(module, "branches_that_pay", lambda *sizes: most)
+    for module in (packed_loss_module, batches_module):
+        monkeypatch.setattr(module, "optimal_branch_count", lambda *sizes: most)
     built = []
-    build = trainer_module.build_prompt_trees
+    build = packed_loss_module.build_prompt_trees
 
     def recorded(*args: Any) -> Any:
         built.append(build(*args))
         return built[-1]
 
-    monkeypatch.setattr(trainer_module, "build_prompt_trees", recorded)
+    monkeypatch.setattr(packed_loss_module, "build_prompt_trees", recorded)
     (stock,), (solo,) = stock_and_solo(tiny_llama, tmp_path, MIXED)
     assert relative_gap(stock, solo) < 1e-5
     in_a_tree = {int(n) for tree in built for n in tree.tree_of_row.bincount()}
@@ -124,12 +125,12 @@ def test_gradient_does_not_depend_on_the_size_of_the_trees(
 
 
 @given(st.integers(8, 8192), st.integers(1, 4000), st.integers(1, 4000))
-def test_branches_that_pay_take_the_least_work(d: int, prompt_T: int, completion_T: int) -> None:
+def test_optimal_branch_count_take_the_least_work(d: int, prompt_T: int, completion_T: int) -> None:
     def work(k: int) -> float:
         length = prompt_T + k * completion_T
         return (24 * d**2 * length + 4 * d * length**2) / k
 
-    most = branches_that_pay(d, prompt_T, completion_T)
+    most = optimal_branch_count(d, prompt_T, completion_T)
     assert most >= 1
     for other in (most // 2, most - 1, most + 1, 2 * most):
         assert other < 1 or work(most) <= work(other) * (1 + 1e-12)
@@ -163,7 +164,7 @@ def test_a_wrong_scale_would_be_found(
     # Each kind of loss normalised as the other kind is.
     for name in ("GLOBALLY", "ROW"):
         losses = (loss_type,) if name == kind else ()
-        monkeypatch.setattr(trainer_module, f"{name}_NORMALISED", losses)
+        monkeypatch.setattr(packed_loss_module, f"{name}_NORMALISED", losses)
     (stock,), (solo,) = stock_and_solo(
         tiny_llama, tmp_path, MIXED, train_token_budget=SMALL, loss_type=loss_type
     )
@@ -289,5 +290,5 @@ def test_other_errors_end_the_run_at_once(
 
 def test_pixels_are_left_to_the_stock_path(tmp_path: Path) -> None:
     pictures = Dataset.from_dict({"prompt": ["What is this?"], "image": [None]})
-    assert "pixels" in str(why_not_packed(config(tmp_path), pictures))
-    assert why_not_packed(config(tmp_path), problems()) is None
+    assert "pixels" in str(unpacked_reason(config(tmp_path), {"train_dataset": pictures}))
+    assert unpacked_reason(config(tmp_path), {"train_dataset": problems()}) is None

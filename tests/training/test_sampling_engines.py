@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import trl.trainer.utils as trl_utils
 from test_metrics import unexplained
 
 from fixed_rollouts import config, make_trainer
@@ -15,12 +14,6 @@ from sologrpo.errors import InputError
 from sologrpo.sampling.decoding import Request, generate_fast
 from sologrpo.training.trainer import SoloGRPOTrainer
 from tiny import digit_share
-
-
-@pytest.fixture(autouse=True)
-def _stock_language_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Our trainer flips this flag for the whole process; each test starts as TRL ships it.
-    monkeypatch.setattr(trl_utils, "_use_triton", trl_utils._use_triton)
 
 
 def trained(
@@ -49,7 +42,7 @@ def test_an_inexact_engine_is_corrected_for(
     settings: dict[str, Any], tiny_llama: Path, tmp_path: Path
 ) -> None:
     trainer, batches = trained(tiny_llama, tmp_path, temperature=0.9, **settings)
-    assert not trainer._sampler.is_exact
+    assert not trainer._rollout.sampler.is_exact
     for batch in batches:
         assert torch.equal(batch["old_per_token_logps"], batch["sampling_per_token_logps"])
         mask = batch["completion_mask"].bool()
@@ -72,8 +65,8 @@ def test_old_log_probs_are_not_computed_twice(
     scored = []
 
     def watch(trainer: Any) -> None:
-        original = trainer._log_probs
-        trainer._log_probs = lambda *args: scored.append(args) or original(*args)
+        original = trainer._scorer.log_probs
+        trainer._scorer.log_probs = lambda *args: scored.append(args) or original(*args)
 
     settings = {"bf16": True, "num_iterations": 2, "max_steps": 2, "sampling_engine": engine}
     trained(tiny_llama, tmp_path, watch, **settings)
@@ -83,7 +76,7 @@ def test_old_log_probs_are_not_computed_twice(
 def test_an_exact_engine_needs_no_correction(tiny_llama: Path, tmp_path: Path) -> None:
     for engine in ("auto", "adapter"):
         trainer, (batch,) = trained(tiny_llama, tmp_path, sampling_engine=engine)
-        assert trainer._sampler.is_exact
+        assert trainer._rollout.sampler.is_exact
         assert "old_per_token_logps" not in batch
         assert "sampling_per_token_logps" not in batch
         logs = trainer.state.log_history[0]
@@ -124,7 +117,7 @@ def test_vllm_is_compared_at_the_first_batch(off: float, tiny_llama: Path, tmp_p
             padded = trainer.processing_class.pad({"input_ids": prompts}, return_tensors="pt")
             asked = Request(
                 padded["input_ids"], padded["attention_mask"], trainer.generation_config,
-                trainer._stops,
+                trainer._rollout.stops,
             )  # fmt: skip
             done = generate_fast(model, asked, with_log_probs=True)
             lengths = asked.mask_of(done.completion_ids).sum(dim=1).tolist()
@@ -143,7 +136,7 @@ def test_vllm_is_compared_at_the_first_batch(off: float, tiny_llama: Path, tmp_p
             trained(tiny_llama, tmp_path, stand_in)
     else:
         trainer, (batch,) = trained(tiny_llama, tmp_path, stand_in)
-        assert trainer._vllm_is_checked
+        assert trainer._rollout._vllm_is_checked
         # TRL corrects for vLLM by itself, with old log-probs of its own.
         torch.testing.assert_close(
             batch["old_per_token_logps"] * batch["completion_mask"],

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-import trl.trainer.utils as trl_utils
 
 from fixed_rollouts import config, relative_gap
 from sologrpo.files import METRICS
-from sologrpo.training.trainer import MicroBatchLog, metrics_of_one_batch, why_not_packed
+from sologrpo.training.drop_in import unpacked_reason
+from sologrpo.training.packed_loss import MicroBatchLog, metrics_of_one_batch
 from tiny import ROOT
 from two_processes import CASES, sample_and_validate, train
 
@@ -21,12 +21,6 @@ SCRIPT = Path(__file__).parents[1] / "two_processes.py"
 LAUNCH = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
 # What a process measures of itself.
 OWN_FIGURES = ("time/", "tokens_per_second/", "memory/", "step_time")
-
-
-@pytest.fixture(autouse=True)
-def _stock_language_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Our trainer flips this flag for the whole process.
-    monkeypatch.setattr(trl_utils, "_use_triton", trl_utils._use_triton)
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +93,9 @@ def test_validation_is_that_of_one_process_and_logged_once(
 
 def test_fsdp_runs_as_in_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args = config(tmp_path)
-    assert why_not_packed(args) is None
+    assert unpacked_reason(args, {}) is None
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    assert "FSDP" in str(why_not_packed(args))
+    assert "FSDP" in str(unpacked_reason(args, {}))
 
 
 def test_metrics_of_masked_micro_batches_do_not_count() -> None:

@@ -1,0 +1,132 @@
+"""Which parts of a run are left to TRL, so that ours takes the place of `GRPOTrainer` anywhere.
+
+What our trainer speeds up covers text, one turn, and losses that are sums over rows. Everything
+else runs as in TRL. Here it is decided, from the arguments of the trainer, what does.
+"""
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from peft import PeftModel
+from transformers import AutoConfig, PretrainedConfig, ProcessorMixin
+from trl import GRPOConfig
+from trl.trainer.utils import get_config_model_id
+
+from sologrpo.config.arguments import SoloGRPOConfig
+from sologrpo.training.packed_loss import GLOBALLY_NORMALISED, ROW_NORMALISED
+
+MULTI_TURN = ("tools", "rollout_func", "environment_factory")
+
+
+def as_solo_config(args: GRPOConfig | None, model: Any) -> SoloGRPOConfig:
+    """Give TRL's settings the switches of our trainer, at their defaults.
+
+    Args:
+        args: TRL's settings or ours; None for the defaults.
+        model: as the trainer takes it; it names the output folder if there are no settings.
+    """
+    if args is None:  # grpo_trainer.py:328-331
+        name = model if isinstance(model, str) else get_config_model_id(model.config)
+        return SoloGRPOConfig(f"{name.split('/')[-1]}-GRPO")
+    if isinstance(args, SoloGRPOConfig):
+        return args
+    config: Any = copy.copy(args)
+    config.__class__ = SoloGRPOConfig  # the defaults of our fields are attributes of the class
+    solo: SoloGRPOConfig = config
+    return solo
+
+
+def whole_optimizer_batch(config: SoloGRPOConfig) -> SoloGRPOConfig:
+    """Hand TRL the optimizer batch as one micro-batch, which the packed loss splits by tokens."""
+    steps = config.gradient_accumulation_steps
+    config = copy.copy(config)
+    config.per_device_train_batch_size *= steps
+    config.steps_per_generation //= steps
+    config.gradient_accumulation_steps = 1
+    return config
+
+
+def sampling_obstacle(arguments: Mapping[str, Any]) -> str | None:
+    """Return why all completions are sampled as in TRL, or None if our loop may sample them.
+
+    Args:
+        arguments: of the trainer, by name.
+    """
+    for name in MULTI_TURN:
+        if arguments.get(name):
+            return f"{name} make a rollout of several turns"
+    if isinstance(arguments.get("processing_class"), ProcessorMixin):
+        return "prompts go through a processor"
+    return None
+
+
+def unpacked_reason(config: SoloGRPOConfig, arguments: Mapping[str, Any]) -> str | None:
+    """Return why the loss is computed as in TRL, or None if packing micro-batches is exact.
+
+    Args:
+        config: the settings.
+        arguments: of the trainer, by name; `model` and `train_dataset` may be missing.
+    """
+    return next(_reasons(config, arguments), None)
+
+
+def _reasons(config: SoloGRPOConfig, arguments: Mapping[str, Any]) -> Iterator[str]:
+    yield from filter(None, [sampling_obstacle(arguments)])
+    if not {"image", "images"}.isdisjoint(_columns(arguments.get("train_dataset"))):
+        yield "pixels of a batch are not laid out row by row"
+    yield from _reasons_in_settings(config)
+    if arguments.get("model") is not None:
+        yield from _reasons_in_model(config, arguments)
+
+
+def _reasons_in_settings(config: SoloGRPOConfig) -> Iterator[str]:
+    if config.loss_type not in GLOBALLY_NORMALISED + ROW_NORMALISED:
+        yield f"loss_type {config.loss_type} is normalised over each micro-batch"
+    if config.steps_per_generation % config.gradient_accumulation_steps:
+        yield "a generation batch is not a whole number of optimizer steps"
+    if config.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        yield "DeepSpeed's engine takes an optimizer step with every backward"
+    if config.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        yield "FSDP collects the weights in every forward, and processes differ in their number"
+    if config.entropy_coef or config.use_adaptive_entropy:
+        yield "the entropy bonus acts on rows without advantage too"
+    if config.top_entropy_quantile < 1.0:
+        yield "top_entropy_quantile compares the tokens of one micro-batch"
+    if config.use_liger_kernel:
+        yield "Liger replaces layers of the model"
+
+
+def _reasons_in_model(config: SoloGRPOConfig, arguments: Mapping[str, Any]) -> Iterator[str]:
+    model, adapter = arguments["model"], arguments.get("peft_config")
+    text_config = _model_config(model, config).get_text_config()
+    coefficient = config.router_aux_loss_coef
+    if coefficient is None:  # grpo_trainer.py:826-838
+        coefficient = getattr(text_config, "router_aux_loss_coef", 0.0)
+    if coefficient and hasattr(text_config, "output_router_logits"):
+        yield "the router's auxiliary loss acts on rows without advantage too"
+    if not hasattr(text_config, "rope_parameters"):
+        yield "without rotary positions, trimming the padding of a prompt would move its tokens"
+    if isinstance(model, PeftModel):
+        adapter = model.active_peft_config
+    if adapter is not None and adapter.is_prompt_learning:
+        yield "the adapter puts virtual tokens before the prompt"
+
+
+def _model_config(model: Any, args: GRPOConfig) -> PretrainedConfig:
+    if not isinstance(model, str):
+        return model.config
+    given = args.model_init_kwargs or {}
+    return AutoConfig.from_pretrained(
+        model,
+        revision=given.get("revision"),
+        trust_remote_code=given.get("trust_remote_code", args.trust_remote_code),
+    )
+
+
+def _columns(dataset: Any) -> set[str]:
+    names = getattr(dataset, "column_names", None)
+    if names is None and dataset is not None:  # a stream does not know them
+        names = next(iter(dataset), {})
+    return set(names or ())

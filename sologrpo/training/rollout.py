@@ -1,0 +1,191 @@
+"""The rollout: how the completions of a generation batch are sampled.
+
+TRL asks `model.generate` for completions, or vLLM. Where plain sampling of text is asked for, our
+sampling loop stands in for `generate`; anything else is left to TRL.
+
+Shapes: B rows of the batch at hand, P prompts, R rewards, T tokens.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from peft import PeftModel
+from transformers import GenerationConfig
+
+from sologrpo.errors import InputError
+from sologrpo.sampling.decoding import Model, Request, Sampled, can_generate_fast
+from sologrpo.sampling.sampler import TEST_ROWS, Sampler, check_vllm
+from sologrpo.sampling.stopping import StopStrings
+from sologrpo.training.advantages import GroupRewards
+from sologrpo.training.packing import Batch, select_and_trim
+from sologrpo.training.progress import StepMeter
+from sologrpo.training.trl_patches import generate_replaced
+
+NEVER = -1  # a token id that no model samples
+Ids = list[list[int]]
+LogProbs = list[list[float]] | None
+
+
+@dataclass
+class GenerationBatch:
+    """A generation batch, and what is learned about it while TRL samples and scores it.
+
+    Attributes:
+        inputs: the batch as TRL lays it out, (B, T) ids, masks and log-probs, (B,) advantages.
+        rewards: of the completions of all processes.
+        has_sampled_log_probs: the sampler gave log-probs, which the loss takes for those of the
+            old policy: TRL need not compute them.
+    """
+
+    inputs: Batch = field(default_factory=dict)
+    rewards: GroupRewards = field(init=False)
+    has_sampled_log_probs: bool = False
+
+
+class Rollout:
+    """Sample completions in place of `model.generate`, and cut them at stop strings.
+
+    Args:
+        sampler: samples with the engine that was asked for.
+        sampling_engine: the setting; `auto` and `adapter` allow sampling to be left to TRL.
+        stops: the stop strings of the prompt format.
+        meter: counts seconds and tokens.
+        obstacle: why all sampling is left to TRL; None if it is not.
+        report: takes the reason why a call is left to TRL.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        sampling_engine: str,
+        stops: StopStrings,
+        meter: StepMeter,
+        obstacle: str | None,
+        report: Callable[[str], None],
+    ) -> None:
+        self.sampler = sampler
+        self.stops = stops
+        self._requested = sampling_engine
+        self._meter = meter
+        self._obstacle = obstacle
+        self._report = report
+        self._vllm_is_checked = False
+
+    @contextmanager
+    def sampling_loop(self, model: Model) -> Iterator[list[Sampled]]:
+        """Sample with our loop where TRL calls `model.generate`.
+
+        Yields:
+            A list that gets what our loop sampled within; it stays empty if TRL sampled.
+        """
+        original = model.generate
+        obstacle_of_model = self._obstacle or _obstacle_of_model(model)
+        done: list[Sampled] = []
+
+        def generate(generation_config: GenerationConfig, **inputs: Any) -> torch.Tensor:
+            obstacle = obstacle_of_model
+            if obstacle is None and not can_generate_fast(model, generation_config, inputs):
+                obstacle = "the model or generation_kwargs ask for more than plain sampling"
+            if obstacle is not None:
+                self._leave_to_trl(obstacle)
+                criteria = self.stops.criteria(inputs["input_ids"].size(1))
+                output: torch.Tensor = original(
+                    **inputs, generation_config=generation_config, stopping_criteria=criteria
+                )
+                return output
+            request = Request(**inputs, config=generation_config, stops=self.stops)
+            self.sampler.prepare(model, request)
+            part = self._meter.part
+            with part("sync_weights"), self.sampler.weights(model), part("sampling"):
+                done.append(self.sampler.sample(model, request))
+            return torch.cat([request.input_ids, done[0].completion_ids], dim=1)
+
+        with generate_replaced(model, generate):
+            yield done
+
+    def _leave_to_trl(self, obstacle: str) -> None:
+        if self._requested not in ("auto", "adapter"):
+            raise InputError(
+                f"sampling_engine {self._requested} covers plain sampling of text with full "
+                f"attention only, and here {obstacle}: set sampling_engine: adapter"
+            )
+        self._report(obstacle)
+
+    def cut(self, completion_ids: Ids, log_probs: LogProbs) -> tuple[Ids, LogProbs]:
+        """Cut completions after their stop string, where TRL has left the padding.
+
+        Args:
+            completion_ids: tokens of every completion, cut at the end token already.
+            log_probs: of every token, padding included; None if there are none.
+        """
+        completion_ids = [ids[: self.stops.length(ids)] for ids in completion_ids]
+        if log_probs is not None:
+            pairs = zip(log_probs, completion_ids, strict=True)
+            log_probs = [row[: len(ids)] for row, ids in pairs]
+        self._meter.count("sampling", sum(map(len, completion_ids)))
+        return completion_ids, log_probs
+
+    def is_cut_off(self, ids: list[int], end_ids: Sequence[int]) -> bool:
+        """Check whether a completion ends in none of these tokens and at no stop string."""
+        return ids[-1] not in end_ids and self.stops.length(ids) is None
+
+    def describe_lengths(self, completion_ids: Ids, end_ids: Sequence[int]) -> dict[str, float]:
+        """Return TRL's figures (2296-2308) of completions that stop strings may have ended."""
+        cut_off = [self.is_cut_off(ids, end_ids) for ids in completion_ids]
+        lengths = [len(ids) for ids, cut in zip(completion_ids, cut_off, strict=True) if not cut]
+        lengths = gather_object(lengths) or [0]
+        figures = {"mean": mean(lengths), "min": min(lengths), "max": max(lengths)}
+        return {
+            "completions/clipped_ratio": mean(map(float, gather_object(cut_off))),
+            **{f"completions/{name}_terminated_length": float(n) for name, n in figures.items()},
+        }
+
+    def mask_cut_off(self, batch: Batch, end_ids: Sequence[int]) -> torch.Tensor:
+        """Return the (B, T) mask of the completions with those masked that are cut off."""
+        mask_BT: torch.Tensor = batch["completion_mask"]
+        rows = zip(batch["completion_ids"], mask_BT.bool(), strict=True)
+        kept = [not self.is_cut_off(ids[mask].tolist(), end_ids) for ids, mask in rows]
+        return mask_BT * mask_BT.new_tensor(kept)[:, None]
+
+    def correct_for_sampler(
+        self,
+        batch: Batch,
+        use_vllm: bool,
+        score: Callable[[Batch], torch.Tensor],
+    ) -> None:
+        """Take the policy that sampled for the old policy, if it is not the one that is trained.
+
+        Args:
+            batch: TRL's batch; (B, T) `old_per_token_logps` are set.
+            use_vllm: vLLM sampled; TRL corrects for it, and here its first batch is checked.
+            score: (B, T) log-probs by the trainer's forward pass.
+
+        Raises:
+            InputError: if vLLM samples another policy.
+        """
+        sampled_BT = batch.get("sampling_per_token_logps")
+        if sampled_BT is None:
+            return
+        if not self.sampler.is_exact:
+            batch["old_per_token_logps"] = sampled_BT
+        if use_vllm and not self._vllm_is_checked:
+            few = select_and_trim(batch, list(range(min(len(sampled_BT), TEST_ROWS))))
+            mask = few["completion_mask"] * few.get("tool_mask", 1)
+            with torch.no_grad():
+                check_vllm(few["sampling_per_token_logps"], score(few), mask)
+            self._vllm_is_checked = True
+
+
+def _obstacle_of_model(model: Model) -> str | None:
+    """Return why the model must be sampled by its own `generate`, or None if it need not."""
+    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    if "generate" in vars(inner) or not type(inner).generate.__module__.startswith("transformers."):
+        return "the model has a generate method of another kind"
+    if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
+        return "the adapter puts virtual tokens before the prompt"
+    return None

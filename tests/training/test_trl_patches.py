@@ -1,0 +1,109 @@
+"""The lines of TRL that the overrides and patches rely on, and that patches leave no trace."""
+
+import inspect
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import trl
+import trl.trainer.utils as trl_utils
+from trl import GRPOTrainer
+
+from sologrpo.training import trl_patches
+from sologrpo.training.trl_patches import replaced
+
+RELIED_ON: dict[Any, tuple[str, ...]] = {
+    GRPOTrainer.compute_loss: ("return self._compute_loss(model, inputs)",),
+    GRPOTrainer._compute_loss: (
+        # Sums over rows, normalised over the generation batch or the rows of the call.
+        'elif self.loss_type in ["cispo", "dapo", "vespo"]:',
+        'normalizer = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes',
+        "* self.current_gradient_accumulation_steps / self.args.steps_per_generation",
+        "(per_token_loss * mask).sum() / (per_token_loss.size(0) * self.max_completion_length)",
+        'inputs["prompt_ids"], inputs["prompt_mask"]',
+        'inputs["completion_ids"], inputs["completion_mask"]',
+        'inputs["advantages"]',
+        "aux_loss = self._get_per_token_logps_and_entropies(",
+        'totals = self.accelerator.reduce(torch.stack([local_sum, local_count]), reduction="sum")',
+        "self.accelerator.gather(masked_seq_mean(",
+    ),
+    GRPOTrainer._calculate_rewards: ("return rewards_per_func",),
+    GRPOTrainer._generate_and_score_completions: (
+        '"advantages": advantages,',
+        'self._metrics[mode]["frac_reward_zero_std"].append(',
+        "self._calculate_rewards(inputs, prompts, completions, completion_ids_list)",
+        "batch_size=batch_size",
+        "if self.mask_truncated_completions:",
+        "if self.args.gradient_accumulation_steps % generate_every != 0 or (",
+    ),
+    GRPOTrainer._get_per_token_logps_and_entropies: (
+        "fused_lm_head=True",
+        "batch_size=None,",
+        "outputs.log_probs[:, -logits_to_keep:]",
+    ),
+    GRPOTrainer._prepare_inputs: (
+        "shuffle_sequence_dict(generation_batch)",
+        "self._buffered_inputs[self._step % self.args.steps_per_generation]",
+    ),
+    GRPOTrainer._generate: (
+        "return prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields,",
+        "is_truncated = torch.tensor([ids[-1] not in eos_and_pad for ids in completion_ids]",
+    ),
+    GRPOTrainer._generate_single_turn: (
+        "**generate_inputs, generation_config=self.generation_config",
+        "completion_ids = prompt_completion_ids[:, prompt_length:]",
+        "if self.state.global_step != self._last_loaded_step:",
+        "self.vllm_generation.sync_weights()",
+        "self._last_loaded_step = self.state.global_step",
+    ),
+    GRPOTrainer.log: ('mode = "train" if self.model.training else "eval"',),
+    trl_utils: ("compact = _use_triton(hidden_states.device)",),
+}
+
+
+def test_trl_is_of_the_tested_series() -> None:
+    assert trl.__version__.split(".")[:2] == ["1", "16"], "run the parity tests, then widen"
+
+
+@pytest.mark.parametrize("holder", RELIED_ON, ids=lambda holder: holder.__name__)
+def test_trl_still_has_the_lines_that_we_rely_on(holder: Any) -> None:
+    source = inspect.getsource(holder)
+    for line in RELIED_ON[holder]:
+        assert line in source, line
+
+
+class Holder(SimpleNamespace):
+    kept = "of the class"
+
+
+def test_what_is_replaced_comes_back() -> None:
+    holder = Holder(own="own")
+    for name, inside, after in (("own", "new", "own"), ("kept", "new", "of the class")):
+        with suppress(RuntimeError), replaced(holder, name, inside):
+            assert getattr(holder, name) == inside
+            raise RuntimeError
+        assert getattr(holder, name) == after
+    assert vars(holder) == {"own": "own"}
+
+
+def test_the_lm_head_is_compact_within_only() -> None:
+    shipped, cpu = trl_utils._use_triton, torch.device("cpu")
+    with trl_patches.compact_lm_head():
+        assert trl_utils._use_triton(cpu)
+    assert trl_utils._use_triton is shipped
+
+
+def test_the_loss_takes_given_scores_and_keeps_its_metrics_to_itself() -> None:
+    scores = (torch.zeros(1, 2), None, None)
+    accelerator = SimpleNamespace()
+    trainer: Any = SimpleNamespace(accelerator=accelerator, _metrics={"train": {"reward": [1.0]}})
+    with trl_patches.loss_of(trainer, scores) as logged:
+        assert trainer._get_per_token_logps_and_entropies(None, compute_entropy=True) is scores
+        assert accelerator.reduce(3, reduction="sum") == accelerator.gather(3) == 3
+        trainer._metrics["train"]["entropy"].append(0.5)
+    assert logged == {"entropy": [0.5]}
+    assert trainer._metrics == {"train": {"reward": [1.0]}}
+    assert set(vars(trainer)) == {"accelerator", "_metrics"}
+    assert not vars(accelerator)
