@@ -60,7 +60,7 @@ def main() -> None:
             write_card(adapter, "adapter", opened.directory.name, opened.directory, base)
             console.print(f"adapter  {adapter}\nreport   {report}")
             push.finish(adapter)
-            console.print(f"next     python evaluate.py --run {args.output_dir}")
+            console.print(f"next     sologrpo evaluate --run {args.output_dir}")
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def test_three_hundred_steps(
         "memory, MiB": trend(at_step, resident),
         "open files": trend(at_step, files),
         "threads": trend(at_step, threads),
-        "seconds a step": trend(*block_means([row["step_time"] for row in trained])),
+        "seconds per step": trend(*block_means([row["step_time"] for row in trained])),
     }
     with capsys.disabled():
         print()

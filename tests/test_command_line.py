@@ -30,7 +30,7 @@ from sologrpo.config.arguments import RunArguments
 from sologrpo.data.dataset import load_test_prompts, prompt_token_ids
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.sampling.generation import generate_greedily
-from tiny import NEW_TOKENS, rows, tiny_config, write_rows
+from tiny import NEW_TOKENS, tiny_config
 
 RESULT_FIELDS = {
     "n", "accuracy", "accuracy_ci95", "accuracy_lenient", "format_rate", "truncated_rate",
@@ -206,50 +206,40 @@ def train(call: Call, config_file: Path, tmp_path: Path) -> Call:
     return run
 
 
-TRAIN_ERRORS = [
-    pytest.param(["--dataset_name", "no/data"], ["'no/data'", "works without a hub"], id="dataset"),
-    pytest.param(["--dataset_train_split", "dev"], ["has no dev.jsonl"], id="split"),
-    pytest.param(
-        ["--rewards", "strict_fromat"], ["'strict_fromat'", "'strict_format'"], id="reward"
-    ),
-    pytest.param(
-        ["--num_generation", "4"], ["'num_generation'", "'num_generations'"], id="key-near"
-    ),
-    pytest.param(["--group_size", "4"], ["'group_size'", "num_generations"], id="key-renamed"),
-    pytest.param(["--qqqqq", "4"], ["unknown key 'qqqqq'"], id="key-unknown"),
-    pytest.param(["--max_steps", "many"], ["max_steps", "many"], id="type"),
-    pytest.param(["--dtype", "bfloat17"], ["bfloat17"], id="dtype"),
-    pytest.param(["--prompt_format", "yaml"], ["prompt_format", "xml"], id="choice"),
-    pytest.param(
-        ["--num_generations", "3"], ["8", "3", "per_device_train_batch_size"], id="groups"
-    ),
-    pytest.param(
-        ["--model_name_or_path", "no/model"], ["'no/model'", "local folder works"], id="model"
-    ),
-    pytest.param(["--max_prompt_tokens", "1"], ["max_prompt_tokens 1"], id="prompt-limit"),
-    pytest.param(
-        ["--num_validation_examples", "12"], ["num_validation_examples 12"], id="validation"
-    ),
-    pytest.param(
-        ["--eval_strategy", "steps"], ["num_validation_examples"], id="nothing-to-validate"
-    ),
-    pytest.param(
-        ["--outcome_reward", "strict"],
-        ["'strict'", "not among the rewards: strict_format, digit_share"],
-        id="outcome",
-    ),
-    pytest.param(
-        ["--outcome_reward", "digit_share", "--trainer", "stock"], ["trainer: solo"], id="gate"
-    ),
-    pytest.param(["--outcome_gate", "all"], ["outcome_gate", "completion"], id="gate-name"),
-    pytest.param(
-        ["--rewards", "tiny:rows"], ["'rows'", "'count'", "no such column"], id="reward-signature"
-    ),
-    pytest.param(["--reward_weights", "1.0"], ["1 reward_weights for 2 rewards"], id="weights"),
-    pytest.param(["--worked_examples", "no.yaml"], ["no file no.yaml"], id="examples"),
-    pytest.param(["--max_train_examples", "0"], ["max_train_examples 0"], id="no-examples"),
-    pytest.param(["--max_train_examples", "1"], ["1", "2 prompts"], id="less-than-a-batch"),
-]
+# Arguments, and what the one line names.
+TRAIN_ERRORS: dict[str, list[str]] = {
+    "--dataset_name no/data": ["'no/data'", "works without a hub"],
+    "--dataset_train_split dev": ["has no dev.jsonl"],
+    "--rewards strict_fromat": ["'strict_fromat'", "'strict_format'"],
+    "--rewards tiny:rows": ["'rows'", "'count'", "no such column"],
+    "--num_generation 4": ["'num_generation'", "'num_generations'"],
+    "--group_size 4": ["'group_size'", "num_generations"],
+    "--qqqqq 4": ["unknown key 'qqqqq'"],
+    "--max_steps many": ["max_steps", "many"],
+    "--dtype bfloat17": ["bfloat17"],
+    "--prompt_format yaml": ["prompt_format", "xml"],
+    "--num_generations 3": ["8", "3", "per_device_train_batch_size"],
+    "--model_name_or_path no/model": ["'no/model'", "local folder works"],
+    "--max_prompt_tokens 1": ["max_prompt_tokens 1"],
+    "--num_validation_examples 12": ["num_validation_examples 12"],
+    "--eval_strategy steps": ["num_validation_examples"],
+    "--outcome_reward strict": ["'strict'", "not among the rewards: strict_format, digit_share"],
+    "--outcome_reward digit_share --trainer stock": ["trainer: solo"],
+    "--outcome_gate all": ["outcome_gate", "completion"],
+    "--reward_weights 1.0": ["1 reward_weights for 2 rewards"],
+    "--worked_examples no.yaml": ["no file no.yaml"],
+    "--max_train_examples 0": ["max_train_examples 0"],
+    "--max_train_examples 1": ["1", "2 prompts"],
+    "--output_dir RUN/file/run": ["cannot make output_dir"],
+}
+
+
+@pytest.mark.parametrize("arguments", TRAIN_ERRORS)
+def test_bad_input_of_training(train: Call, tmp_path: Path, arguments: str) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    printed = train(*arguments.replace("RUN", str(tmp_path)).split())
+    assert_one_line_error(printed, printed.code, *TRAIN_ERRORS[arguments])
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_best_adapter_is_kept_by_held_out_accuracy(
@@ -315,40 +305,18 @@ def test_a_reward_that_raises_ends_the_run_and_loses_nothing(
     assert f"{run / 'checkpoint-2'} is complete: resume with --resume" in stderr
 
 
-@pytest.mark.parametrize(("arguments", "says"), TRAIN_ERRORS)
-def test_bad_input_of_training(
-    train: Call, tmp_path: Path, arguments: list[str], says: list[str]
-) -> None:
-    printed = train(*arguments)
-    assert_one_line_error(printed, printed.code, *says)
-    assert not (tmp_path / "run").exists()
-
-
-def test_missing_config_file(call: Call) -> None:
-    printed = call("train", "--config", "nowhere.yaml")
-    assert_one_line_error(printed, printed.code, "no config file nowhere.yaml")
-
-
-def test_row_without_gold_is_named(train: Call, tmp_path: Path) -> None:
-    problems = rows(5)
-    problems[3]["answer"] = "it is 12"
-    file = write_rows(tmp_path / "broken.jsonl", problems)
-    printed = train("--dataset_name", file)
-    assert_one_line_error(printed, printed.code, "broken.jsonl", "row 4", "####")
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("learning_rat: 1", ["'learning_rat'", "'learning_rate'"]),
+        (None, ["no config file"]),
         ("cliprange: 0.2", ["'cliprange'", "epsilon"]),
-        ("- a list", ["key: value"]),
         ("a: [", ["not valid YAML"]),
     ],
 )
-def test_bad_config_file(call: Call, tmp_path: Path, text: str, says: list[str]) -> None:
+def test_bad_config_file(call: Call, tmp_path: Path, text: str | None, says: list[str]) -> None:
     config = tmp_path / "bad.yaml"
-    config.write_text(text, encoding="utf-8")
+    if text is not None:
+        config.write_text(text, encoding="utf-8")
     printed = call("train", "--config", config)
     assert_one_line_error(printed, printed.code, *says)
 
@@ -359,22 +327,6 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-
-
-def test_existing_run_is_left_alone(
-    call: Call, runs: tuple[Path, Path, str], config_file: Path
-) -> None:
-    before = contents(runs[1])
-    assert before
-    printed = call("train", "--config", config_file, "--output_dir", runs[1])
-    assert_one_line_error(printed, printed.code, "already holds a run", "--resume")
-    assert contents(runs[1]) == before
-
-
-def test_output_dir_that_cannot_be_made(train: Call, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    printed = train("--output_dir", tmp_path / "file" / "run")
-    assert_one_line_error(printed, printed.code, "cannot make output_dir")
 
 
 def test_traceback_on_request(
@@ -396,7 +348,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     printed = train("--dry_run", "--hub_token", planted)
     assert printed.code == 0
     assert planted not in printed.stdout
-    assert "2 prompts x 4 completions = 8 a generation batch" in printed.stdout
+    assert "2 prompts x 4 completions = 8 per generation batch" in printed.stdout
     assert "2 optimizer steps" in printed.stdout
     assert tiny_llama.name in printed.stdout
     assert "strict_format, tiny:digit_share" in printed.stdout
@@ -420,60 +372,59 @@ def test_the_plan_has_room_for_the_whole_process_on_a_cpu(
     assert ("the run needs about 19 MiB of memory (the process up to" in printed.stdout) == warned
 
 
-EVALUATION_ERRORS = [
-    pytest.param([], ["--run runs/NAME, or --model NAME"], id="nothing"),
-    pytest.param(["--run", "nowhere"], ["nowhere is not a run directory"], id="run"),
-    pytest.param(["--rum", "nowhere"], ["'rum'", "'run'"], id="key"),
-    pytest.param(
-        ["--model", "no/model", "--dataset_name", "DATA"],
-        ["'no/model'", "local folder works"],
-        id="model",
-    ),
-    pytest.param(
-        ["--model", "MODEL", "--dataset_name", "no/data"],
-        ["'no/data'", "test.jsonl works without a hub"],
-        id="dataset",
-    ),
-    pytest.param(["--model", "MODEL", "--adapter", "DATA"], ["holds no adapter"], id="no-adapter"),
-    pytest.param(
-        ["--model", "MODEL", "--dataset_name", "DATA", "--limit", "0"], ["limit"], id="limit"
-    ),
-]
+EVALUATION_ERRORS: dict[str, list[str]] = {
+    "": ["--run runs/NAME, or --model NAME"],
+    "--run nowhere": ["nowhere is not a run directory"],
+    "--rum nowhere": ["'rum'", "'run'"],
+    "--model no/model --dataset_name DATA": ["'no/model'", "local folder works"],
+    "--model MODEL --dataset_name no/data": ["'no/data'", "test.jsonl works without a hub"],
+    "--model MODEL --adapter DATA": ["holds no adapter"],
+    "--model MODEL --dataset_name DATA --limit 0": ["limit"],
+    "--run STOPPED": ["holds no adapter"],  # before it saved its adapter
+    "--run RUN --model QWEN": ["made for base model", "tiny-llama", "tiny-qwen"],
+    "--run RUN --num_samples -1": ["num_samples -1"],
+    "--run RUN --num_samples 4 --temperature 0": ["temperature 0"],
+    "--run RUN --num_samples 4 --top_p 1.5": ["top_p 1.5"],
+    "--run RUN --temperature 0.7": ["add --num_samples"],
+    "--run RUN --max_completion_length 0": ["max_completion_length 0"],
+    "--run RUN --precision fp8": ["invalid choice: 'fp8'"],
+    "--run RUN --compare_precisions --precision merged": ["leave --precision"],
+    "--model MODEL --compare_precisions": ["add --adapter"],
+    "--run RUN --engine vllm --precision nf4_adapter": ["needs merged weights"],
+    "--run RUN --engine vllm --compare_precisions": ["needs merged weights"],
+    "--run RUN --engine vllm": ["vLLM is not installed; pip install 'sologrpo[vllm]'"],
+    "--run RUN --engine sglang": ["invalid choice: 'sglang'"],
+    "--run RUN --write": ["--write belongs to --regrade"],
+    "--run RUN --num_sample 4": ["did you mean 'num_samples'"],
+    "--regrade nowhere.jsonl": ["cannot read nowhere.jsonl"],
+    "--regrade=nowhere.jsonl": ["cannot read nowhere.jsonl"],
+    "--regrade": ["expected one argument"],
+    "--regrade x --run RUN": ["unknown key 'run'"],
+}
 
 
-@pytest.mark.parametrize(("arguments", "says"), EVALUATION_ERRORS)
+@pytest.mark.parametrize("arguments", EVALUATION_ERRORS)
 def test_bad_input_of_evaluation(
     call: Call,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    runs: tuple[Path, Path, str],
     tiny_llama: Path,
+    tiny_qwen: Path,
     tiny_data: Path,
-    arguments: list[str],
-    says: list[str],
+    arguments: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    real = {"MODEL": str(tiny_llama), "DATA": str(tiny_data)}
-    printed = call("evaluate", *(real.get(argument, argument) for argument in arguments))
-    assert_one_line_error(printed, printed.code, *says)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_adapter_that_is_not_there_yet(call: Call, tmp_path: Path, tiny_llama: Path) -> None:
-    # A run that was stopped before it saved its adapter.
     settings = {"model_name_or_path": str(tiny_llama)}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-    printed = call("evaluate", "--run", tmp_path)
-    assert_one_line_error(printed, printed.code, "holds no adapter")
-
-
-def test_an_adapter_of_another_model(
-    call: Call, runs: tuple[Path, Path, str], tiny_qwen: Path
-) -> None:
-    before = contents(runs[1])
-    printed = call("evaluate", "--run", runs[1], "--model", tiny_qwen)
-    says = ["made for base model", "tiny-llama", "tiny-qwen"]
-    assert_one_line_error(printed, printed.code, *says)
-    assert contents(runs[1]) == before
+    real = {
+        "MODEL": tiny_llama, "QWEN": tiny_qwen, "DATA": tiny_data, "RUN": runs[1],
+        "STOPPED": tmp_path,
+    }  # fmt: skip
+    before = contents(runs[1]) | contents(tmp_path)
+    printed = call("evaluate", *(real.get(word, word) for word in arguments.split()))
+    assert_one_line_error(printed, printed.code, *EVALUATION_ERRORS[arguments])
+    assert contents(runs[1]) | contents(tmp_path) == before
 
 
 def test_bad_input_under_accelerate_launch(runs: tuple[Path, Path, str], config_file: Path) -> None:

@@ -1,4 +1,4 @@
-"""How completions, prompts and optimizer steps hang together."""
+"""Compute how completions, prompts and optimizer steps relate."""
 
 from math import ceil, gcd, lcm
 
@@ -7,18 +7,22 @@ from sologrpo.errors import InputError
 
 
 def batch_arithmetic(args: SoloGRPOConfig) -> str:
-    """Spell out how completions, prompts and optimizer steps hang together."""
+    """Describe how completions, prompts and optimizer steps relate, in one line."""
     updates = updates_of_a_batch(args)
     return (
         f"{prompts_of_a_batch(args)} prompts x {args.num_generations} completions = "
-        f"{args.generation_batch_size} a generation batch, {updates} optimizer "
+        f"{args.generation_batch_size} per generation batch, {updates} optimizer "
         f"step{'s' * (updates > 1)} of {completions_of_a_step(args)} on each; "
-        f"up to {args.max_completion_length} tokens a completion"
+        f"up to {args.max_completion_length} tokens per completion"
     )
 
 
 def check_fills_a_batch(args: SoloGRPOConfig, n_prompts: int) -> None:
     """Refuse data that TRL would drop as an incomplete batch, training on nothing.
+
+    Args:
+        args: of the trainer.
+        n_prompts: rows to train on.
 
     Raises:
         InputError: if the data does not fill one generation batch.
@@ -33,7 +37,7 @@ def check_fills_a_batch(args: SoloGRPOConfig, n_prompts: int) -> None:
 
 
 def _batch_that_fits(args: SoloGRPOConfig, n_prompts: int) -> str:
-    """The largest settings under which so many prompts fill a generation batch."""
+    """Name the largest batch that this many prompts fill."""
     completions, step = n_prompts * args.num_generations, completions_of_a_step(args)
     whole = lcm(step, args.num_generations)
     if whole <= completions:
@@ -47,9 +51,13 @@ def _batch_that_fits(args: SoloGRPOConfig, n_prompts: int) -> str:
 
 
 def optimizer_steps(args: SoloGRPOConfig, n_prompts: int) -> int:
-    """Optimizer steps of the run: `max_steps`, or what the epochs give.
+    """Count the optimizer steps of a run: `max_steps`, or those of its epochs.
 
-    An epoch is whole generation batches; the prompts that do not fill the last one are left out.
+    An epoch consists of complete generation batches; prompts left over are not used.
+
+    Args:
+        args: of the trainer.
+        n_prompts: rows to train on.
     """
     if args.max_steps > 0:
         return int(args.max_steps)
@@ -59,17 +67,17 @@ def optimizer_steps(args: SoloGRPOConfig, n_prompts: int) -> int:
 
 
 def prompts_of_a_batch(args: SoloGRPOConfig) -> int:
-    """Prompts of a generation batch."""
+    """Count the prompts of a generation batch."""
     return int(args.generation_batch_size // args.num_generations)
 
 
 def completions_of_a_step(args: SoloGRPOConfig) -> int:
-    """Completions of an optimizer step, in all processes."""
+    """Count the completions of an optimizer step, in all processes."""
     return int(
         args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     )
 
 
 def updates_of_a_batch(args: SoloGRPOConfig) -> int:
-    """Optimizer steps on each generation batch."""
+    """Count the optimizer steps on each generation batch."""
     return int(args.generation_batch_size // completions_of_a_step(args) * args.num_iterations)

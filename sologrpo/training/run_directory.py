@@ -205,14 +205,6 @@ def _print(line: str) -> None:
 def resolved_config(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> dict[str, Any]:
     """Collect every setting with its value, as plain YAML types; tokens masked."""
     merged = {**vars(run), **args.to_dict(), **vars(model)}
-    return {key: _plain(value) for key, value in merged.items() if not key.startswith("_")}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    return str(getattr(value, "value", value))
+    public = {key: value for key, value in merged.items() if not key.startswith("_")}
+    plain: dict[str, Any] = json.loads(json.dumps(public, default=str))  # enumerations by value
+    return plain

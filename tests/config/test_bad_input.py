@@ -1,4 +1,4 @@
-"""Malformed configs, rows, adapters and records: one line with the mend, and nothing is touched."""
+"""Malformed configs, rows, adapters and records end in one line, and change nothing."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ in_one_folder = settings(
 
 
 def refusal(attempt: Callable[[], object]) -> str | None:
-    """The one line with which this input is refused, or None if it is taken."""
+    """Return the one line that this input is refused with, or None if it is accepted."""
     try:
         attempt()
     except (InputError, RewardSpecError) as error:
@@ -135,12 +135,13 @@ def test_a_value_that_cannot_work_is_refused(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "5", "- a", "a: [", "a: b: c", "\x00", "\t", "? :", "!!python/object:os.x {}"]
+    "text",
+    ["", "5", "- a", "a: [", "a: b: c", "\x00", "\t", "? :", "!!python/object:os.x {}", "5: 1"],
 )
 def test_files_that_are_no_config(tmp_path: Path, text: str) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(text, encoding="utf-8")
-    assert refusal(lambda: parse_config(["--config", str(config)])) is not None
+    assert str(config) in str(refusal(lambda: parse_config(["--config", str(config)])))
     config.write_bytes(b"\xff\xfe" + text.encode())
     assert refusal(lambda: parse_config(["--config", str(config)])) is not None
 

@@ -27,7 +27,6 @@ from sologrpo.model.loading import load_tokenizer
 from sologrpo.training.checkpoint import (
     EpochSampler,
     StopWithCheckpoint,
-    generation_state_file,
     incomplete_reason,
     last_complete_checkpoint,
     train_from,
@@ -462,42 +461,41 @@ def test_resume_without_a_checkpoint_starts_from_the_beginning(
     assert {row["step"] for row in metrics_of(run)} == {1}
 
 
-def refused(train: Train, run: Path, *arguments: str) -> str:
-    """The one line with which the call is refused, the run left as it was."""
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    code, stderr = train(run, *arguments)
-    assert code == 2
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
-    return stderr.strip().splitlines()[-1]
+def remove(pattern: str) -> Callable[[Path], None]:
+    def prepare(run: Path) -> None:
+        for path in run.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return prepare
 
 
-def test_settings_that_a_checkpoint_does_not_fit_are_refused(
-    train: Train, uninterrupted: Path
-) -> None:
-    line = refused(
-        train, uninterrupted, "--resume", "--num_generations", "8", "--seed", "4", "--beta", "0.1"
-    )
-    assert "was started with num_generations 4, seed 3: give the same" in line
-
-
-def test_a_used_directory_is_refused(train: Train, uninterrupted: Path, tmp_path: Path) -> None:
-    assert "already holds a run: add --resume" in refused(train, uninterrupted)
-    without_config = copy_up_to(1, uninterrupted, tmp_path / "run")
-    (without_config / "config.yaml").unlink()
-    assert "already holds a run: add --resume" in refused(train, without_config)
-
-
-def test_a_finished_run_without_checkpoints_is_not_begun_again(
-    train: Train, uninterrupted: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("prepare", "arguments", "says"),
+    [
+        (remove("nothing"), "", "already holds a run: add --resume"),
+        (remove("config.yaml"), "", "already holds a run: add --resume"),
+        (remove("checkpoint-*"), "--resume", "finished run without checkpoints"),
+        (remove("*/generation_state.pt"), "--resume", "lacks its position in the generation batch"),
+        (
+            remove("nothing"),
+            "--resume --num_generations 8 --seed 4 --beta 0.1",
+            "was started with num_generations 4, seed 3: give the same",
+        ),
+    ],
+)
+def test_a_run_that_cannot_be_resumed_is_left_as_it_is(
+    train: Train,
+    uninterrupted: Path,
+    tmp_path: Path,
+    prepare: Callable[[Path], None],
+    arguments: str,
+    says: str,
 ) -> None:
     run = tmp_path / "run"
-    shutil.copytree(uninterrupted, run, ignore=shutil.ignore_patterns("checkpoint-*"))
-    assert "finished run without checkpoints" in refused(train, run, "--resume")
-
-
-def test_a_checkpoint_without_the_place_in_the_batch_is_refused(
-    train: Train, uninterrupted: Path, tmp_path: Path
-) -> None:
-    run = copy_up_to(2, uninterrupted, tmp_path / "run")
-    generation_state_file(run / "checkpoint-2", SoloGRPOConfig(output_dir=str(run))).unlink()
-    assert "lacks its position in the generation batch" in refused(train, run, "--resume")
+    shutil.copytree(uninterrupted, run)
+    prepare(run)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    code, stderr = train(run, *arguments.split())
+    assert code == 2
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    assert says in stderr.strip().splitlines()[-1]
