@@ -56,7 +56,7 @@ FREE = (
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run directory that is ours.
+    """Hold an opened run directory: no other process trains there.
 
     Attributes:
         directory: `output_dir`.
@@ -74,7 +74,7 @@ class OpenedRun:
 
     @property
     def adapter(self) -> Path:
-        """The folder of the trained adapter."""
+        """Return the folder of the trained adapter."""
         return self.directory / ADAPTER
 
     def describe(self) -> None:
