@@ -63,14 +63,17 @@ class Parser(HfArgumentParser):  # type: ignore[misc]
             argv: without the command's name.
 
         Raises:
-            InputError: for an unknown option, or a value that an option does not take.
+            InputError: for an unknown option, a value that an option does not take, or a value
+                without an option.
 
         >>> from dataclasses import make_dataclass
         >>> Parser(make_dataclass("Settings", [("limit", int)])).parse(["--limit", "5"])
         (Settings(limit=5),)
         """
         # Without a file of arguments next to the script: settings have one place.
-        parsed: tuple[Any, ...] = self.parse_args_into_dataclasses(
-            args=list(argv), look_for_args_file=False
+        *parsed, rest = self.parse_args_into_dataclasses(
+            args=list(argv), look_for_args_file=False, return_remaining_strings=True
         )
-        return parsed
+        if rest:
+            raise InputError(f"unexpected {rest[0]!r}: write an option before it, such as --run")
+        return tuple(parsed)

@@ -348,7 +348,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     printed = train("--dry_run", "--hub_token", planted)
     assert printed.code == 0
     assert planted not in printed.stdout
-    assert "2 prompts x 4 completions = 8 a generation batch" in printed.stdout
+    assert "2 prompts x 4 completions = 8 per generation batch" in printed.stdout
     assert "2 optimizer steps" in printed.stdout
     assert tiny_llama.name in printed.stdout
     assert "strict_format, tiny:digit_share" in printed.stdout
@@ -382,6 +382,24 @@ EVALUATION_ERRORS: dict[str, list[str]] = {
     "--model MODEL --dataset_name DATA --limit 0": ["limit"],
     "--run STOPPED": ["holds no adapter"],  # before it saved its adapter
     "--run RUN --model QWEN": ["made for base model", "tiny-llama", "tiny-qwen"],
+    "--run RUN --num_samples -1": ["num_samples -1"],
+    "--run RUN --num_samples 4 --temperature 0": ["temperature 0"],
+    "--run RUN --num_samples 4 --top_p 1.5": ["top_p 1.5"],
+    "--run RUN --temperature 0.7": ["add --num_samples"],
+    "--run RUN --max_completion_length 0": ["max_completion_length 0"],
+    "--run RUN --precision fp8": ["invalid choice: 'fp8'"],
+    "--run RUN --compare_precisions --precision merged": ["leave --precision"],
+    "--model MODEL --compare_precisions": ["add --adapter"],
+    "--run RUN --engine vllm --precision nf4_adapter": ["needs merged weights"],
+    "--run RUN --engine vllm --compare_precisions": ["needs merged weights"],
+    "--run RUN --engine vllm": ["vLLM is not installed; pip install 'sologrpo[vllm]'"],
+    "--run RUN --engine sglang": ["invalid choice: 'sglang'"],
+    "--run RUN --write": ["--write belongs to --regrade"],
+    "--run RUN --num_sample 4": ["did you mean 'num_samples'"],
+    "--regrade nowhere.jsonl": ["cannot read nowhere.jsonl"],
+    "--regrade=nowhere.jsonl": ["cannot read nowhere.jsonl"],
+    "--regrade": ["expected one argument"],
+    "--regrade x --run RUN": ["unknown key 'run'"],
 }
 
 

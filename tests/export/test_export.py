@@ -259,6 +259,7 @@ def test_push_of_the_adapter(export: Export, run: Path, hub: HubStandIn) -> None
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["runs/x"], "unexpected 'runs/x': write an option before it, such as --run"),
         (["--what", "merged"], "--what: add --push_to_hub NAME"),
         (["--private", "--dry_run"], "--dry_run and --private: add --push_to_hub NAME"),
         (["--push_to_hub", "mine", "--what", "gguf"], "invalid choice: 'gguf'"),

@@ -149,8 +149,8 @@ def test_vllm_is_compared_at_the_first_batch(off: float, tiny_llama: Path, tmp_p
     [
         ({"sampling_engine": "fast"}, "unknown sampling_engine 'fast': use one of auto, adapter"),
         ({"sampling_token_budget": 0}, "sampling_token_budget 0: give at least 1"),
-        ({"sampling_engine": "merged", "use_vllm": True}, "both say what samples"),
-        ({"use_transformers_continuous_batching": True}, "bf16 for good: leave it out"),
+        ({"sampling_engine": "merged", "use_vllm": True}, "both choose the engine"),
+        ({"use_transformers_continuous_batching": True}, "to bf16 permanently: leave it out"),
     ],
 )
 def test_settings_that_cannot_work(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
