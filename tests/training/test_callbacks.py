@@ -231,7 +231,7 @@ def test_the_bar_of_a_resumed_run_starts_at_its_step(tmp_path: Path) -> None:
     (task,) = log._bar.tasks
     assert (task.completed, task.total) == (10, 20)
     for _ in range(3):
-        now[0] += 90  # seconds a step: more than rich looks back by default
+        now[0] += 90  # seconds per step: more than rich looks back by default
         state.global_step += 1
         log.on_step_end(args, state, None)  # type: ignore[arg-type]
     assert task.time_remaining == 7 * 90
