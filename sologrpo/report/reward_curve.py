@@ -2,14 +2,12 @@
 
 import io
 from itertools import cycle
-from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from sologrpo.files import write_atomically
 from sologrpo.report.charts import COLOURS, MAX_MARKED_POINTS, VALIDATION_COLOUR
 from sologrpo.report.metrics import (
     REWARD,
@@ -27,15 +25,15 @@ from sologrpo.report.values import Record
 NO_SIGNAL, LENGTH = "frac_reward_zero_std", "completions/mean_length"
 
 
-def draw_reward_curve(metrics: list[Record], path: Path, title: str) -> None:
-    """Draw the reward and validation over steps and, below, signal and length, as a PNG.
-
-    The picture has 1,800 x 1,400 pixels, to be shown at half that width.
+def draw_reward_curve(metrics: list[Record], title: str) -> bytes:
+    """Draw the reward and validation over steps and, below, signal and length.
 
     Args:
         metrics: rows of `metrics.jsonl`.
-        path: where the picture goes.
         title: printed as it is, without TeX.
+
+    Returns:
+        A PNG of 1,800 x 1,400 pixels, to be shown at half that width.
     """
     with mpl.rc_context({"text.parse_math": False, "font.size": 10.5}):
         figure = Figure(figsize=(9, 7), layout="constrained")
@@ -47,7 +45,7 @@ def draw_reward_curve(metrics: list[Record], path: Path, title: str) -> None:
             figure.legend(loc="outside lower center", ncols=3, frameon=False)
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=200, metadata={"Software": None})
-    write_atomically(path, picture.getvalue())
+    return picture.getvalue()
 
 
 def _draw_rewards(axes: Axes, metrics: list[Record]) -> None:
@@ -69,7 +67,7 @@ def _draw_rewards(axes: Axes, metrics: list[Record]) -> None:
 
 
 def _draw_health(axes: Axes, metrics: list[Record]) -> None:
-    _tidy(axes, "groups")
+    _tidy(axes, "share")
     axes.set_xlabel("step")
     _as_percent(axes)
     no_signal = series(metrics, NO_SIGNAL)

@@ -250,7 +250,7 @@ def test_first_step_only(tmp_path: Path) -> None:
 
 def test_reward_curve_png(tmp_path: Path) -> None:
     path = tmp_path / "curve.png"
-    draw_reward_curve(metric_rows(), path, "$weird_ title")
+    path.write_bytes(draw_reward_curve(metric_rows(), "$weird_ title"))
     assert png_size(path) == (1800, 1400)
     assert 20_000 < path.stat().st_size < 600_000
 
@@ -325,7 +325,7 @@ def test_evaluations_are_shown_and_compared(
     results: dict[str, Any],
     expected: str,
 ) -> None:
-    monkeypatch.setattr("sologrpo.report.report.draw_reward_curve", lambda *_: None)  # slow
+    monkeypatch.setattr("sologrpo.report.report.draw_reward_curve", lambda *_: b"")  # slow
     if baseline:
         write_eval(tmp_path, "baseline", baseline)
     write_eval(tmp_path, "trained", trained, **results)
@@ -465,7 +465,7 @@ def test_damaged_files_are_named(run_dir: Path) -> None:
     with (run_dir / "metrics.jsonl").open("ab") as file:
         file.write('{"step": 41, "note": "é'.encode()[:-1])
     (run_dir / "environment.json").write_text('{"python": ')
-    (run_dir / "config.yaml").write_text("a: [1, 2")
+    (run_dir / "config.yaml").write_text("")
     (run_dir / "completions" / "completions_00099.parquet").write_bytes(b"PAR1 half")
     pages = run_dir / "completions" / "completions_00040.parquet"
     content = pages.read_bytes()
@@ -586,6 +586,8 @@ def test_command_line(run_dir: Path, slower: Path, capsys: Any) -> None:
     for mistake, expected in (
         ([str(run_dir / "nowhere")], "is not a run directory"),
         ([str(run_dir), "--output", str(page)], "--output is for several runs"),
+        ([str(run_dir), str(slower), "--output", str(run_dir)], "cannot write"),
+        ([str(run_dir), str(slower), "--output", f"{page}/x"], "cannot write"),
     ):
         with pytest.raises(SystemExit, match="2"):
             main(mistake)
