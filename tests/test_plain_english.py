@@ -59,8 +59,8 @@ PHRASES = {
     r"come(?:s)? (?:out )?even": "divide evenly",
     r"breaks? off|broken off": "fails",
     r"(?:the )?way (?:through|works?)|whole way": "the pipeline",
-    r"why_not_(?:whole|merged|packed)": ("incomplete_reason, merge_obstacle, unpacked_reason"),
-    r"saying_how\w*|outlived_\w+|branches_that_pay": "a verb: print_resume_hint, optimal_branch_count",
+    r"why_not_(?:whole|merged|packed)": "incomplete_reason, merge_obstacle, unpacked_reason",
+    r"saying_how\w*|outlived_\w+|branches_that_pay": "a verb, such as print_resume_hint",
 }
 PATTERNS = [
     (re.compile(rf"(?<![A-Za-z])(?:{pattern})(?![A-Za-z])", re.IGNORECASE), instead)
