@@ -55,12 +55,13 @@ def draw_chapters(
         for panel in panels:
             lines = lines_of(panel, metrics, labels)
             curves = [(key, label, series(metrics, key)) for key, label in lines.items()]
-            logged = [points for _, _, points in curves if points]
-            if logged and all(map(is_zero, logged)):
+            if not any(points for _, _, points in curves):
+                continue
+            if all(is_zero(points) for _, _, points in curves):
                 zero.append(panel.title)
-            elif logged:
-                right = series(metrics, panel.right) if panel.right else []
-                drawn.setdefault(chapter, []).append(_line_chart(panel, curves, right))
+                continue
+            right = series(metrics, panel.right) if panel.right else []
+            drawn.setdefault(chapter, []).append(_line_chart(panel, curves, right))
     return drawn, zero
 
 
@@ -73,19 +74,29 @@ def draw_overlays(runs: dict[str, list[Record]]) -> dict[str, list[Record]]:
     Returns:
         Charts by chapter.
     """
-    drawn: dict[str, list[Record]] = {}
+    drawn = {}
     everything = [row for metrics in runs.values() for row in metrics]
     for chapter, panels in load_chapters().items():
-        for panel in panels:
-            lines = list(lines_of(panel, everything, {}).items())[: panel.compared]
-            for key, label in lines:
-                curves = [(key, name, series(metrics, key)) for name, metrics in runs.items()]
-                if not all(is_zero(points) for _, _, points in curves):
-                    single = panel.compared == 1 or key == REWARD
-                    title = panel.title if single else f"{panel.title}: {label}"
-                    one = replace(panel, title=title, right=None)
-                    drawn.setdefault(chapter, []).append(_line_chart(one, curves, legend=True))
+        compared = [
+            (panel, key, label)
+            for panel in panels
+            for key, label in list(lines_of(panel, everything, {}).items())[: panel.compared]
+        ]
+        charts = [chart for line in compared if (chart := _overlay(*line, runs))]
+        if charts:
+            drawn[chapter] = charts
     return drawn
+
+
+def _overlay(panel: Panel, key: str, label: str, runs: dict[str, list[Record]]) -> Record | None:
+    """Draw one metric of several runs; None if it is zero or missing in all of them."""
+    curves = [(key, name, series(metrics, key)) for name, metrics in runs.items()]
+    if all(is_zero(points) for _, _, points in curves):
+        return None
+    single = panel.compared == 1 or key == REWARD
+    title = panel.title if single else f"{panel.title}: {label}"
+    hint = panel.hint if key in list(panel.lines)[:1] else ""
+    return _line_chart(replace(panel, title=title, hint=hint, right=None), curves, legend=True)
 
 
 def draw_accuracies(scores: Sequence[Record]) -> Record | None:
