@@ -96,7 +96,7 @@ def _overlay(panel: Panel, key: str, label: str, runs: dict[str, list[Record]]) 
     single = panel.compared == 1 or key == REWARD
     title = panel.title if single else f"{panel.title}: {label}"
     hint = panel.hint if key in list(panel.lines)[:1] else ""
-    return _line_chart(replace(panel, title=title, hint=hint, right=None), curves, legend=True)
+    return _line_chart(replace(panel, title=title, hint=hint, right=None), curves, overlay=True)
 
 
 def draw_accuracies(scores: Sequence[Record]) -> Record | None:
@@ -130,20 +130,21 @@ def draw_accuracies(scores: Sequence[Record]) -> Record | None:
             "tickvals": [*range(len(shown))],
             "ticktext": [html.escape(row["label"]) for row in shown],
             "ticklabelposition": "inside top",
+            "ticklabelshift": 6,
         },
     }
     return _chart("Accuracy on the test problems", "", [trace], layout)
 
 
 def _line_chart(
-    panel: Panel, curves: Sequence[Curve], right: Points | None = None, *, legend: bool = False
+    panel: Panel, curves: Sequence[Curve], right: Points | None = None, *, overlay: bool = False
 ) -> Record:
     """Draw curves over training steps.
 
     Args:
         curves: one without points leaves its colour unused.
         right: points of the panel's metric on the right.
-        legend: show the legend of a single curve too.
+        overlay: of several runs: shows the legend of a single curve too, and no dots.
     """
     styled = list(zip(curves, cycle(STYLES), strict=False))
     traces = [t for curve, style in styled for t in _traces(*curve, *style, panel.percent)]
@@ -152,11 +153,13 @@ def _line_chart(
         traces += _traces(panel.right, name, right, VALIDATION_COLOUR, "solid", percent=True)
         traces[-1].yaxis = "y2"
     steps = [step for trace in traces for step in trace.x]
+    if overlay:
+        traces = [trace for trace in traces if trace.mode != "markers"]
     rows = len({trace.name for trace in traces}) // 2
     layout: Record = {
         "height": HEIGHT + ROW_HEIGHT * rows,
         "hovermode": "x unified",
-        "showlegend": legend or rows > 0,
+        "showlegend": overlay or rows > 0,
         "xaxis": {
             "unifiedhovertitle": {"text": "step %{x}"},
             "dtick": 1 if max(steps) - min(steps) < 8 else None,
