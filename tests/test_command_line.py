@@ -1,4 +1,4 @@
-"""The command line, as users meet it: two steps of training, evaluation, and bad input."""
+"""Command line of the scripts: two steps of training, evaluation, and bad input."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def runs(work: Path, config_file: Path) -> tuple[Path, Path, str]:
 
 @pytest.fixture(scope="module")
 def evaluated(work: Path, runs: tuple[Path, Path, str]) -> tuple[Path, str]:
-    """The folder of the merged model of the first run, and what its evaluation printed."""
+    """Evaluate the first run; return the folder of the merged model, and the output."""
     merged = work / "merged"
     printed = run_here("evaluate", "--run", runs[0], "--save_merged", merged)
     assert printed.code == 0, printed

@@ -97,7 +97,7 @@ def _rates(results: Record) -> dict[str, str]:
         spread = lookup(results, "completion_tokens", key)
         ends = [_cell(lookup(spread, name), number) for name in ("p50", "p95")]
         cells[title] = " / ".join(ends) if all(ends) else ""
-    cells["tokens a second"] = _cell(results.get("tokens_per_second"), one_decimal)
+    cells["tokens per second"] = _cell(results.get("tokens_per_second"), one_decimal)
     return cells
 
 

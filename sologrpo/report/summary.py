@@ -20,7 +20,7 @@ def facts(run: Run) -> Rows:
         ("validation, start → end", _percent_change(accuracy)),
         ("model", Path(str(run.config.get("model_name_or_path") or "")).name),
         ("steps", _steps_of_total(run.metrics) if steps else ""),
-        ("seconds a step", number(seconds, 1) if seconds else ""),
+        ("seconds per step", number(seconds, 1) if seconds else ""),
         ("time in steps", duration(seconds * steps) if seconds and steps else ""),
     ]
     return [(name, value) for name, value in rows if value]

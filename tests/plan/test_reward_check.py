@@ -227,7 +227,7 @@ def test_the_runs_own_system_prompt_is_echoed():
 # --- what is found ------------------------------------------------------------------------------
 
 PERFECT_FORMAT = "wrong number, perfect format"
-# Rewards and their weights, and what the check says of the last of them.
+# Rewards and their weights, and the result of the check for the last one.
 FINDINGS = {
     "a substring match": (
         ["strict_format", "tried:substring"], [0.2, 1],

@@ -299,7 +299,12 @@ Y, N = True, False
         (None, [Y, N], RATES, "integer answer 81.0 %"),
         (None, [Y, N], RATES, "no answer found 7.0 %"),
         (None, [Y, N], RATES, "pass@1, sampled 37.5 % maj@4, sampled 50.0 %"),
-        (None, [Y, N], RATES, "tokens, median / 95th percentile 87 / 211 tokens a second 1,234.5"),
+        (
+            None,
+            [Y, N],
+            RATES,
+            "tokens, median / 95th percentile 87 / 211 tokens per second 1,234.5",
+        ),
         (None, [Y, N, N], {}, "Test problems, trained: wrong 2, right 1."),
         (None, [Y, N], WRONG_TYPES, "add n/a mul 5 problems 5000.0 %"),
         (None, [Y, N], WRONG_TYPES, "trained n/a"),
@@ -532,7 +537,7 @@ def test_comparison(run_dir: Path, slower: Path) -> None:
     assert "slower against quickstart" in section(path, "overview")
     figures = figures_of(path)
     assert legend_of(figures["Reward"]) == ["quickstart", "slower"]
-    assert legend_of(figures["KL from the reference model (nats a token)"]) == ["quickstart"]
+    assert legend_of(figures["KL from the reference model (nats per token)"]) == ["quickstart"]
     assert "Validation, greedy: format as asked" in figures
     assert section(path, "curves").count("Held-out problems") == 1
     assert "hf_" not in path.read_text(encoding="utf-8")
