@@ -75,8 +75,8 @@ bench: model  ## measure against stock TRL on a CPU, two hours; PARTS="step samp
 	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python benchmarks/cpu.py $(if $(PARTS),--parts "$(PARTS)"); \
 		status=$$?; $(BIN)/python benchmarks/performance_tables.py && exit $$status
 
-# Side by side, one thread each: two cores, half the time. Tests of a file share what they have made,
-# and files go as they come: the long ones have few tests, and sorted by number would be the last.
+# In parallel, with one thread each. Tests of a file share fixtures, so a file stays in one process.
+# Files start in their order: sorted by their number of tests, the slowest would start last.
 test: $(READY)  ## run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 

@@ -5,7 +5,6 @@ imported when it is called, so that `sologrpo --help` answers at once.
 """
 
 import argparse
-import os
 import re
 import runpy
 import shutil
@@ -29,8 +28,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     command, *arguments = _named_command(list(sys.argv[1:] if argv is None else argv))
     # Commands read it too, for a setting's origin and for `--traceback`.
     sys.argv = [f"sologrpo {command}", *arguments]
-    # Rewards of the user (`my_module:my_reward`) lie in the current folder, and shadow nothing.
-    sys.path.append(os.getcwd())
     run, _ = COMMANDS[command]
     run(arguments)
 
@@ -54,7 +51,7 @@ def _named_command(argv: list[str]) -> list[str]:
 
 
 def _script(name: str) -> Command:
-    """Return a command that runs a script of the project as it stands."""
+    """Return a command that runs a script of the project."""
 
     def run(_: Sequence[str]) -> None:
         sys.exit(runpy.run_path(str(BUNDLED / name))["main"]())

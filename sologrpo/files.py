@@ -1,4 +1,4 @@
-"""Find the files that travel with the package, and write files whole. Imports nothing heavy."""
+"""Find the files of the package, and write files atomically. Imports nothing heavy."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ COMPLETIONS_FILE = "completions_{:05d}.parquet"  # of a step, as TRL names it
 CHECKPOINT = "checkpoint-{}"  # of a step, as transformers names it
 LOCK = ".lock"
 ADAPTER = "adapter"
-EVALUATIONS = "eval"  # one folder a label
+EVALUATIONS = "eval"  # one folder per label
 RECORDS = "records.jsonl"  # of an evaluation
 RESULTS = "results.json"
 PRECISION_TABLE = "precisions.json"
@@ -25,7 +25,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 _PACKAGE = Path(__file__).resolve().parent
 # A wheel holds the scripts, recipes and problems in a folder of the package (pyproject.toml). In a
-# checkout, and an editable install of one, they lie next to the package.
+# checkout, and an editable install of one, they are next to the package.
 BUNDLED = next(folder for folder in (_PACKAGE / "bundled", _PACKAGE.parent) if folder.is_dir())
 
 

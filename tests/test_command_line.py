@@ -1,4 +1,4 @@
-"""The command line, as users meet it: two steps of training, evaluation, and bad input."""
+"""Command line of the scripts: two steps of training, evaluation, and bad input."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def runs(work: Path, config_file: Path) -> tuple[Path, Path, str]:
 
 @pytest.fixture(scope="module")
 def evaluated(work: Path, runs: tuple[Path, Path, str]) -> tuple[Path, str]:
-    """The folder of the merged model of the first run, and what its evaluation printed."""
+    """Evaluate the first run; return the folder of the merged model, and the output."""
     merged = work / "merged"
     printed = run_here("evaluate", "--run", runs[0], "--save_merged", merged)
     assert printed.code == 0, printed
@@ -382,6 +382,24 @@ EVALUATION_ERRORS: dict[str, list[str]] = {
     "--model MODEL --dataset_name DATA --limit 0": ["limit"],
     "--run STOPPED": ["holds no adapter"],  # before it saved its adapter
     "--run RUN --model QWEN": ["made for base model", "tiny-llama", "tiny-qwen"],
+    "--run RUN --num_samples -1": ["num_samples -1"],
+    "--run RUN --num_samples 4 --temperature 0": ["temperature 0"],
+    "--run RUN --num_samples 4 --top_p 1.5": ["top_p 1.5"],
+    "--run RUN --temperature 0.7": ["add --num_samples"],
+    "--run RUN --max_completion_length 0": ["max_completion_length 0"],
+    "--run RUN --precision fp8": ["invalid choice: 'fp8'"],
+    "--run RUN --compare_precisions --precision merged": ["leave --precision"],
+    "--model MODEL --compare_precisions": ["add --adapter"],
+    "--run RUN --engine vllm --precision nf4_adapter": ["needs merged weights"],
+    "--run RUN --engine vllm --compare_precisions": ["needs merged weights"],
+    "--run RUN --engine vllm": ["vLLM is not installed; pip install 'sologrpo[vllm]'"],
+    "--run RUN --engine sglang": ["invalid choice: 'sglang'"],
+    "--run RUN --write": ["--write belongs to --regrade"],
+    "--run RUN --num_sample 4": ["did you mean 'num_samples'"],
+    "--regrade nowhere.jsonl": ["cannot read nowhere.jsonl"],
+    "--regrade=nowhere.jsonl": ["cannot read nowhere.jsonl"],
+    "--regrade": ["expected one argument"],
+    "--regrade x --run RUN": ["unknown key 'run'"],
 }
 
 

@@ -84,7 +84,7 @@ class RunArguments:
         default=None, help="Dataset configuration on the Hub (openai/gsm8k: main)"
     )
     dataset_train_split: str = HfArg(default="train", help="Split to train on")
-    dataset_test_split: str = HfArg(default="test", help="Split evaluate.py uses")
+    dataset_test_split: str = HfArg(default="test", help="Split to evaluate on")
     max_train_examples: int | None = HfArg(
         default=None, help="Train on this many rows, chosen by the seed (default: all)"
     )

@@ -78,6 +78,10 @@ def dequantize(model: PreTrainedModel) -> PreTrainedModel:
 def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
     """Load a LoRA adapter onto `base`, unmerged.
 
+    Args:
+        base: the base model, which is changed.
+        adapter: folder of the adapter.
+
     Raises:
         InputError: if the adapter is damaged, or its shapes do not fit the base model.
     """
@@ -90,7 +94,9 @@ def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
 def merge_adapter(base: PreTrainedModel, adapter: Path) -> PreTrainedModel:
     """Merge a LoRA adapter into the weights of `base`, in place.
 
-    Each layer is rounded to the dtype that it has.
+    Args:
+        base: an unquantised model; each merged layer keeps its dtype.
+        adapter: folder of the adapter.
 
     Raises:
         InputError: if the adapter's shapes do not fit the base model, or its weights are not
@@ -164,6 +170,10 @@ def is_merge_exact(model: PreTrainedModel | PeftModel, dtype: torch.dtype | None
 
     Half precision rounds the sum, which the unmerged adapter's forward pass does not. Dropout acts
     on the adapter in training mode, and cannot in merged weights.
+
+    Args:
+        model: one for which `merge_obstacle` is None.
+        dtype: of the merged weights; None for that of the model's embedding.
     """
     dropout = any(
         getattr(dropout, "p", 0.0)
@@ -175,7 +185,12 @@ def is_merge_exact(model: PreTrainedModel | PeftModel, dtype: torch.dtype | None
 
 
 def merged_bytes(model: PreTrainedModel | PeftModel, dtype: torch.dtype | None = None) -> int:
-    """Count the bytes that `merged` needs in addition to the model."""
+    """Count the bytes that `merged` needs in addition to the model.
+
+    Args:
+        model: one for which `merge_obstacle` is None.
+        dtype: of the merged weights; None for that of the model's embedding.
+    """
     size = (dtype or working_dtype(model)).itemsize
     layers = (_base_of(layer) for _, _, layer in _layers_to_merge(model))
     return sum(size * layer.in_features * layer.out_features for layer in layers)
@@ -224,6 +239,11 @@ def save_merged(
 
     The generation config keeps the base model's sampling defaults, except for a repetition penalty,
     which training and evaluation do not use. It lists every token that ended a completion there.
+
+    Args:
+        model: merged, or without an adapter.
+        tokenizer: saved with the model.
+        directory: created if it does not exist.
     """
     directory.mkdir(parents=True, exist_ok=True)
     config = model.generation_config
@@ -236,6 +256,11 @@ def save_merged(
 
 def save_4bit(merged: Path, directory: Path, trust_remote_code: bool = False) -> None:
     """Quantise a saved model to NF4 with double quantisation, and save it with its tokenizer.
+
+    Args:
+        merged: folder of the saved model.
+        directory: folder of the result.
+        trust_remote_code: run code of the model's repository.
 
     Raises:
         InputError: if bitsandbytes does not work on this machine.

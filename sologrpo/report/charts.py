@@ -14,13 +14,13 @@ from typing import Any
 import plotly.graph_objects as go
 
 from sologrpo.report.metrics import (
-    CHAPTERS,
     REWARD,
     UNSMOOTHED,
     Panel,
     Points,
     is_zero,
     lines_of,
+    load_chapters,
     series,
     smoothed,
 )
@@ -51,7 +51,7 @@ def draw_chapters(
     """
     drawn: dict[str, list[Record]] = {}
     zero = []
-    for chapter, panels in CHAPTERS.items():
+    for chapter, panels in load_chapters().items():
         for panel in panels:
             lines = lines_of(panel, metrics, labels)
             curves = [(key, label, series(metrics, key)) for key, label in lines.items()]
@@ -75,7 +75,7 @@ def draw_overlays(runs: dict[str, list[Record]]) -> dict[str, list[Record]]:
     """
     drawn: dict[str, list[Record]] = {}
     everything = [row for metrics in runs.values() for row in metrics]
-    for chapter, panels in CHAPTERS.items():
+    for chapter, panels in load_chapters().items():
         for panel in panels:
             lines = list(lines_of(panel, everything, {}).items())[: panel.compared]
             for key, label in lines:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rewards import OUTCOME_REWARDS
-from sologrpo.report.metrics import is_reward_part, reward_name
+from sologrpo.report.metrics import reward_of
 from sologrpo.report.values import Record, as_text, finite
 
 # A page with this much opens fast on a phone, and can be mailed.
@@ -42,16 +42,6 @@ class Completions:
     logged: int = 0
     logged_steps: int = 0
 
-    @property
-    def shown(self) -> int:
-        """Number of completions in the groups."""
-        return sum(len(group.completions) for group in self.groups)
-
-    @property
-    def steps(self) -> int:
-        """Number of steps that the groups are from."""
-        return len({group.step for group in self.groups})
-
 
 class Scoring:
     """Tells which columns of a completions file are rewards, and which of them judges.
@@ -62,8 +52,9 @@ class Scoring:
     """
 
     def __init__(self, config: Record, metrics: list[Record]) -> None:
-        self._names = {reward_name(key) for row in metrics for key in row if is_reward_part(key)}
-        self._weights = config.get("reward_weights")
+        self._names = {name for row in metrics for key in row if (name := reward_of(key))}
+        weights = config.get("reward_weights")
+        self._weights = [finite(w) for w in weights] if isinstance(weights, list) else None
         outcome = config.get("outcome_reward")
         self._judges = OUTCOME_REWARDS if outcome is None else (outcome,)
         size = config.get("num_generations")
@@ -80,12 +71,14 @@ class Scoring:
 
     def total(self, rewards: dict[str, float | None]) -> float | None:
         """Return the weighted sum before any gate; None where no reward gave a score."""
-        weights = self._weights if isinstance(self._weights, list) else [1.0] * len(rewards)
-        factors = [factor for weight in weights if (factor := finite(weight)) is not None]
-        if len(factors) != len(rewards) or len(weights) != len(rewards):
+        weights = [1.0] * len(rewards) if self._weights is None else self._weights
+        if len(weights) != len(rewards) or None in weights:
             return None
-        scored = [(w, s) for w, s in zip(factors, rewards.values(), strict=True) if s is not None]
-        return sum(weight * score for weight, score in scored) if scored else None
+        pairs = zip(weights, rewards.values(), strict=True)
+        scored = [
+            weight * score for weight, score in pairs if weight is not None and score is not None
+        ]
+        return sum(scored) if scored else None
 
     def verdict(self, rewards: dict[str, float | None]) -> str:
         """Return "right", "wrong" or "not judged" by the reward that judges the answer."""

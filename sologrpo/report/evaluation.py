@@ -48,22 +48,34 @@ VERDICTS = {
 
 
 def score(evaluation: Evaluation) -> Record:
-    """Return the headline of one evaluation: fractions, and None where they are missing."""
-    results = evaluation.results
+    """Return the headline of one evaluation."""
     return {
         "label": evaluation.label,
-        "precision": results.get("precision"),
+        "precision": evaluation.results.get("precision"),
         "baseline": is_baseline(evaluation),
-        **_accuracy(results, interval(results.get("accuracy_ci95"))),
+        **_numbers(evaluation.results),
     }
 
 
-def _accuracy(entry: Any, stated: tuple[float, float] | None = None) -> Record:
-    """Read accuracy and number of problems; work out the interval unless it is stated."""
+def _numbers(entry: Any) -> Record:
+    """Read the numbers of an evaluation, a kind or a precision, with None for missing ones.
+
+    The interval of the accuracy is worked out where it is not stated.
+    """
     accuracy, n = finite(lookup(entry, "accuracy")), finite(lookup(entry, "n"))
-    if stated is None and accuracy is not None and n and n >= 1 and 0 <= accuracy <= 1:
-        stated = wilson_interval(round(accuracy * n), int(n))
-    return {"accuracy": accuracy, "n": n, "interval": stated}
+    ends = interval(lookup(entry, "accuracy_ci95"))
+    if ends is None and accuracy is not None and n and n >= 1 and 0 <= accuracy <= 1:
+        ends = wilson_interval(round(accuracy * n), int(n))
+    return {
+        "n": n,
+        "accuracy": accuracy,
+        "interval": ends,
+        "before": finite(lookup(entry, "baseline_accuracy")),
+        "delta": finite(lookup(entry, "delta")),
+        "delta_interval": interval(lookup(entry, "delta_ci95")),
+        "p": finite(lookup(entry, "mcnemar_p")),
+        "differing": finite(lookup(entry, "differing_rate")),
+    }
 
 
 def rates(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[str]]]:
@@ -85,7 +97,7 @@ def _rates(results: Record) -> dict[str, str]:
         spread = lookup(results, "completion_tokens", key)
         ends = [_cell(lookup(spread, name), number) for name in ("p50", "p95")]
         cells[title] = " / ".join(ends) if all(ends) else ""
-    cells["tokens a second"] = _cell(results.get("tokens_per_second"), one_decimal)
+    cells["tokens per second"] = _cell(results.get("tokens_per_second"), one_decimal)
     return cells
 
 
@@ -100,18 +112,9 @@ def precisions(table: Record) -> list[Record]:
     Args:
         table: content of `precisions.json`.
     """
-    return [
-        {
-            "name": name,
-            "trained": name == table.get("trained"),
-            "accuracy": finite(lookup(entry, "accuracy")),
-            "interval": interval(lookup(entry, "accuracy_ci95")),
-            "delta": finite(lookup(entry, "delta")),
-            "delta_interval": interval(lookup(entry, "delta_ci95")),
-            "differing": finite(lookup(entry, "differing_rate")),
-        }
-        for name, entry in mapping(table.get("precisions")).items()
-    ]
+    entries = mapping(table.get("precisions")).items()
+    trained = table.get("trained")
+    return [{"name": name, "trained": name == trained, **_numbers(e)} for name, e in entries]
 
 
 def kinds(evaluations: Sequence[Evaluation]) -> list[Record]:
@@ -119,7 +122,7 @@ def kinds(evaluations: Sequence[Evaluation]) -> list[Record]:
     tables = [mapping(evaluation.results.get("by_kind")) for evaluation in evaluations]
     rows = []
     for name in sorted({kind for table in tables for kind in table}):
-        cells = [_accuracy(table.get(name)) for table in tables]
+        cells = [_numbers(table.get(name)) for table in tables]
         n = next((cell["n"] for cell in cells if cell["n"]), None)
         rows.append({"kind": name, "n": n, "cells": cells})
     return rows
@@ -159,18 +162,9 @@ def _pairs(before: Evaluation, after: Evaluation) -> list[tuple[Record, Record]]
 
 def _stated_comparison(after: Evaluation) -> Record | None:
     """Read the comparison that `results.json` states."""
-    results = after.results
-    delta, ends = finite(results.get("delta")), interval(results.get("delta_ci95"))
-    if delta is None or ends is None:
-        return None
-    return {
-        "label": after.label,
-        "before": finite(results.get("baseline_accuracy")),
-        "after": finite(results.get("accuracy")),
-        "delta": delta,
-        "interval": ends,
-        "p": finite(results.get("mcnemar_p")),
-    }
+    numbers = _numbers(after.results)
+    stated = numbers["delta"] is not None and numbers["delta_interval"]
+    return {"label": after.label, **numbers} if stated else None
 
 
 def compare(before: Evaluation, after: Evaluation) -> Record | None:
@@ -182,16 +176,16 @@ def compare(before: Evaluation, after: Evaluation) -> Record | None:
     return {
         "label": after.label,
         "before": paired.baseline_accuracy,
-        "after": paired.accuracy,
+        "accuracy": paired.accuracy,
         "delta": paired.delta,
-        "interval": paired.delta_ci95,
+        "delta_interval": paired.delta_ci95,
         "p": paired.mcnemar_p,
     }
 
 
 def verdict_sentence(comparison: Record) -> str:
     """State a comparison in one sentence."""
-    low, high = comparison["interval"]
+    low, high = comparison["delta_interval"]
     points = abs(100 * comparison["delta"])
     ends = f"{100 * low:+.1f} to {100 * high:+.1f} points"
     if low > 0:

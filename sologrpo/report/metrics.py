@@ -1,36 +1,27 @@
-"""Turn `metrics.jsonl` into series, and list the charts that a report draws of them.
-
-Metric names are TRL's and ours: docs/metrics.md explains each.
-"""
+"""Turn `metrics.jsonl` into series, and choose the charts that a report draws of them."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
+
+import yaml
 
 from sologrpo.report.values import Record, finite
 
 Points = list[tuple[int, float]]
 
 REWARD, VALIDATION = "reward", "eval_accuracy"
-NO_SIGNAL, LENGTH = "frac_reward_zero_std", "completions/mean_length"
-TIME_PREFIX = "time/"  # seconds of a step by component
+REWARD_FAMILY, TIME_FAMILY = "rewards/", "time/"  # scores by reward, seconds by component
 UNSMOOTHED = ("eval_", "memory/", "learning_rate")  # drawn as they are, not as moving averages
 ALMOST_ZERO = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One chart over training steps.
-
-    Attributes:
-        lines: names in the legend by metric.
-        family: prefix of further metrics, one line each.
-        hint: what to look for, in one sentence.
-        percent: the values are fractions.
-        compared: number of lines, from the first, that are charted when runs are compared.
-        right: a metric with a separate scale, 0 to 100 %, on the right.
-    """
+    """One chart over training steps. `templates/charts.yaml` explains the fields."""
 
     title: str
     lines: dict[str, str] = field(default_factory=dict)
@@ -41,137 +32,41 @@ class Panel:
     right: str | None = None
 
 
-REWARDS = Panel(
-    title="Reward",
-    lines={REWARD: "reward"},
-    family="rewards/",
-    hint="Mean over the completions of a step.",
-    compared=None,  # all
-    right=VALIDATION,
-)
-SECONDS = Panel(title="Seconds a step", lines={"step_time": "step"}, family=TIME_PREFIX)
-CHAPTERS = {
-    "Does it learn?": [
-        REWARDS,
-        Panel(
-            title="Validation, greedy",
-            lines={
-                VALIDATION: "accuracy",
-                "eval_accuracy_lenient": "read leniently",
-                "eval_format_rate": "format as asked",
-            },
-            hint="Held-out problems. If reward rises and this does not, the reward is being gamed.",
-            percent=True,
-            compared=3,
-        ),
-    ],
-    "Is there a signal?": [
-        Panel(
-            title="Groups without signal",
-            lines={
-                NO_SIGNAL: "all rewards equal",
-                "degenerate/all_right": "all right",
-                "degenerate/all_wrong": "all wrong",
-            },
-            hint="A group whose completions all earn the same teaches nothing.",
-            percent=True,
-        ),
-        Panel(
-            title="Part of the advantage by reward",
-            family="advantage_share/",
-            hint="The reward for the answer should lead once the format is learned.",
-            percent=True,
-            compared=0,
-        ),
-        Panel(title="Spread of rewards", lines={"reward_std": "standard deviation"}),
-    ],
-    "What does it write?": [
-        Panel(
-            title="Completion length (tokens)",
-            lines={
-                LENGTH: "mean",
-                "completions/mean_terminated_length": "mean of those that ended",
-                "completions/max_length": "longest",
-            },
-        ),
-        Panel(
-            title="Truncated completions",
-            lines={"completions/clipped_ratio": "truncated"},
-            hint="A cut-off answer is wrong: if this stays high, raise max_completion_length.",
-            percent=True,
-        ),
-        Panel(
-            title="Signs of reward hacking",
-            family="hacking/",
-            hint="Fractions of the completions, not scored. Read a few where one climbs.",
-            percent=True,
-            compared=0,
-        ),
-    ],
-    "Is the policy sound?": [
-        Panel(
-            title="Entropy (nats a token)",
-            lines={"entropy": "entropy"},
-            hint="Near 0 all completions of a group are alike.",
-        ),
-        Panel(title="KL from the reference model (nats a token)", lines={"kl": "KL"}),
-        Panel(
-            title="Clipped tokens",
-            lines={
-                "clip_ratio/region_mean": "clipped",
-                "clip_ratio/low_mean": "ratio too low",
-                "clip_ratio/high_mean": "ratio too high",
-            },
-            hint="Tokens without gradient, because their probability had moved too far.",
-            percent=True,
-        ),
-        Panel(title="Gradient norm", lines={"grad_norm": "gradient norm"}),
-        Panel(
-            title="Loss",
-            lines={"loss": "loss"},
-            hint="Near 0 by design: it does not measure progress.",
-            compared=0,
-        ),
-        Panel(title="Learning rate", lines={"learning_rate": "learning rate"}),
-    ],
-    "What does it cost?": [
-        SECONDS,
-        Panel(
-            title="Tokens a second",
-            lines={
-                "tokens_per_second/sampling": "sampling",
-                "tokens_per_second/training": "training",
-            },
-            compared=2,
-        ),
-        Panel(
-            title="Peak memory (GiB)",
-            lines={"memory/peak_gib": "CUDA device", "memory/peak_rss_gib": "main memory"},
-            compared=2,
-        ),
-    ],
-}
+def load_chapters() -> dict[str, list[Panel]]:
+    """Load the charts by the question that they answer."""
+    path = Path(__file__).parent / "templates" / "charts.yaml"
+    chapters = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return {title: [Panel(**panel) for panel in panels] for title, panels in chapters.items()}
 
 
 def lines_of(panel: Panel, metrics: list[Record], labels: dict[str, str]) -> dict[str, str]:
     """List the lines of a chart: names in the legend by metric.
 
-    A family of one is left out where the chart has other lines: it is the same number again.
-
     Args:
+        panel: the chart.
         metrics: rows of `metrics.jsonl`, which name the metrics of a family.
         labels: what to call a reward instead of its name.
     """
-    if panel.family is None:
-        return panel.lines
-    family = {}
-    for key in sorted({key for row in metrics for key in row if key.startswith(panel.family)}):
-        points = series(metrics, key)
-        if is_reward_part(key) and points:
-            family[key] = labels.get(reward_name(key), reward_name(key))
-        elif panel is not REWARDS and points and not (panel is SECONDS and is_zero(points)):
-            family[key] = key.removeprefix(panel.family).replace("_", " ")
+    family = _family(panel.family, metrics, labels) if panel.family else {}
+    # A single component is the same number again.
     return panel.lines | (family if len(family) > 1 or not panel.lines else {})
+
+
+def _family(prefix: str, metrics: list[Record], labels: dict[str, str]) -> dict[str, str]:
+    """List the logged metrics that start with a prefix, with their names in the legend.
+
+    Times that are zero at every step are left out.
+    """
+    names = {}
+    for key in sorted({key for row in metrics for key in row if key.startswith(prefix)}):
+        points, reward = series(metrics, key), reward_of(key)
+        if reward and points:
+            names[key] = labels.get(reward, reward)
+        elif prefix == TIME_FAMILY and is_zero(points):
+            continue
+        elif prefix != REWARD_FAMILY and points:
+            names[key] = key.removeprefix(prefix).replace("_", " ")
+    return names
 
 
 def reward_labels(config: Record) -> dict[str, str]:
@@ -186,14 +81,10 @@ def reward_labels(config: Record) -> dict[str, str]:
     return labels
 
 
-def is_reward_part(key: str) -> bool:
-    """Return whether a metric is the mean of one reward."""
-    return key.startswith("rewards/") and key.endswith("/mean")
-
-
-def reward_name(key: str) -> str:
-    """Return the reward of such a metric."""
-    return key.removeprefix("rewards/").removesuffix("/mean")
+def reward_of(key: str) -> str | None:
+    """Return the reward whose mean a metric is: `format` of `rewards/format/mean`."""
+    found = re.fullmatch(f"{REWARD_FAMILY}(.+)/mean", key, re.DOTALL)
+    return found[1] if found else None
 
 
 # --- numbers ---------------------------------------------------------------------------------

@@ -72,25 +72,33 @@ def read_run(run_dir: Path) -> Run:
 def _read_json_lines(path: Path, name: str, notes: list[str]) -> list[Record]:
     """Read the objects of a JSON Lines file, with a note for each line that is not an object."""
     rows = []
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            row = _parse(line, json.loads)
-            if row is None:
-                notes.append(f"{name}: line {number} is damaged and was skipped")
-            else:
-                rows.append(row)
+    for number, line in enumerate((_read_bytes(path, notes) or b"").splitlines(), start=1):
+        row = _parse(line, json.loads)
+        if row is not None:
+            rows.append(row)
+        elif line.strip():
+            notes.append(f"{name}: line {number} is damaged and was skipped")
     return rows
 
 
 def _read_mapping(path: Path, parse: Callable[[bytes], Any], notes: list[str]) -> Record:
     """Read a JSON or YAML file; empty if it is missing or, with a note, damaged."""
-    if not path.is_file():
-        return {}
-    content = _parse(path.read_bytes(), parse)
+    content = _read_bytes(path, notes)
     if content is None:
+        return {}
+    parsed = _parse(content, parse)
+    if parsed is None:
         notes.append(f"{path.name} could not be read")
-    return {str(key): value for key, value in (content or {}).items()}
+    return {str(key): value for key, value in (parsed or {}).items()}
+
+
+def _read_bytes(path: Path, notes: list[str]) -> bytes | None:
+    """Read a file; None if it is missing or, with a note, unreadable."""
+    try:
+        return path.read_bytes() if path.is_file() else None
+    except OSError as error:
+        notes.append(f"{path.name} could not be read: {error.strerror}")
+        return None
 
 
 def _parse(content: bytes, parse: Callable[[bytes], Any]) -> Record | None:

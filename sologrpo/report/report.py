@@ -40,6 +40,7 @@ FILTERS = (
     values.p_value,
     values.first_line,
 )
+UNWRITABLE = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
 # The settings in which recipes differ most, shown first.
 RECIPE = (
     "model_name_or_path", "load_in_4bit", "lora_r", "lora_alpha", "dataset_name", "prompt_format",
@@ -61,7 +62,7 @@ def write_report(run_dir: Path) -> Path:
         Path of the page.
 
     Raises:
-        InputError: if there is no such directory.
+        InputError: if there is no such directory, or it is read-only.
 
     Example:
         >>> write_report(Path("runs/nowhere"))
@@ -69,10 +70,8 @@ def write_report(run_dir: Path) -> Path:
         sologrpo.errors.InputError: runs/nowhere is not a run directory: name one that train.py made
     """
     run = read_run(run_dir)
-    draw_reward_curve(run.metrics, run_dir / REWARD_CURVE, run.name)
-    path = run_dir / REPORT
-    write_atomically(path, _render("report.html.j2", _run_page(run)))
-    return path
+    _write(run_dir / REWARD_CURVE, draw_reward_curve(run.metrics, run.name))
+    return _write(run_dir / REPORT, _render("report.html.j2", _run_page(run)))
 
 
 def write_comparison(run_dirs: Sequence[Path], path: Path | None = None) -> Path:
@@ -86,14 +85,23 @@ def write_comparison(run_dirs: Sequence[Path], path: Path | None = None) -> Path
         Path of the page.
 
     Raises:
-        InputError: if there is no such directory, or one is named twice.
+        InputError: if there is no such directory, one is named twice, or it is read-only.
     """
     if len({run_dir.resolve() for run_dir in run_dirs}) < len(run_dirs):
         raise InputError("a run directory is named twice: name each once")
     names = distinct_names(run_dirs)
     runs = [replace(read_run(path), name=name) for path, name in zip(run_dirs, names, strict=True)]
     path = path or run_dirs[0].resolve().parent / "comparison.html"
-    write_atomically(path, _render("comparison.html.j2", comparison_page(runs)))
+    return _write(path, _render("comparison.html.j2", comparison_page(runs)))
+
+
+def _write(path: Path, content: str | bytes) -> Path:
+    try:
+        write_atomically(path, content)
+    except UNWRITABLE as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror}: name a folder you can write to"
+        ) from error
     return path
 
 

@@ -5,7 +5,7 @@ from statistics import fmean
 
 from sologrpo.console import duration
 from sologrpo.report.evaluation import before_and_after, score
-from sologrpo.report.metrics import TIME_PREFIX, Points, series, smoothing_window
+from sologrpo.report.metrics import TIME_FAMILY, Points, series, smoothing_window
 from sologrpo.report.reading import Run
 from sologrpo.report.values import Record, Rows, number, percent
 
@@ -20,7 +20,7 @@ def facts(run: Run) -> Rows:
         ("validation, start → end", _percent_change(accuracy)),
         ("model", Path(str(run.config.get("model_name_or_path") or "")).name),
         ("steps", _steps_of_total(run.metrics) if steps else ""),
-        ("seconds a step", number(seconds, 1) if seconds else ""),
+        ("seconds per step", number(seconds, 1) if seconds else ""),
         ("time in steps", duration(seconds * steps) if seconds and steps else ""),
     ]
     return [(name, value) for name, value in rows if value]
@@ -30,7 +30,7 @@ def _test_accuracy(run: Run) -> str:
     """Format the accuracy before and after on the same problems, or else the last one."""
     comparisons = before_and_after(run.evaluations)["comparisons"]
     if comparisons:
-        return f"{percent(comparisons[0]['before'])} → {percent(comparisons[0]['after'])}"
+        return f"{percent(comparisons[0]['before'])} → {percent(comparisons[0]['accuracy'])}"
     return percent(score(run.evaluations[-1])["accuracy"]) if run.evaluations else ""
 
 
@@ -72,9 +72,9 @@ def _mean_seconds(metrics: list[Record]) -> float | None:
 
 def time_split(metrics: list[Record]) -> list[Record]:
     """List the components of a step, longest first, with their mean seconds and fraction."""
-    keys = {key for row in metrics for key in row if key.startswith(TIME_PREFIX)}
+    keys = {key for row in metrics for key in row if key.startswith(TIME_FAMILY)}
     means = {
-        key.removeprefix(TIME_PREFIX).replace("_", " "): fmean(value for _, value in found)
+        key.removeprefix(TIME_FAMILY).replace("_", " "): fmean(value for _, value in found)
         for key in keys
         if (found := series(metrics, key))
     }

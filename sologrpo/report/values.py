@@ -1,7 +1,6 @@
 """Read values that may be missing or of the wrong type, and format them for the page."""
 
 import json
-import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ Record = dict[str, Any]
 Rows = list[tuple[str, str]]
 
 MAX_TEXT_CHARS = 20_000  # of one prompt or completion, so that a runaway one stays readable
+MAX_NUMBER = 1e100  # sums and squares of larger ones overflow
 SECRET_KEYS = {"hub_token", "push_to_hub_token"}  # reports are passed on
 URL_PASSWORD = re.compile(r"(?<=://)[^/\s@]+@")
 
@@ -21,7 +21,7 @@ def finite(value: Any) -> float | None:
     """Return a finite number as a float, and None for anything else (null, NaN, true, text)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    return float(value) if abs(value) <= MAX_NUMBER else None  # the comparison is false for NaN
 
 
 def lookup(record: Any, *keys: str) -> Any:

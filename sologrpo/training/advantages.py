@@ -53,7 +53,7 @@ class GroupRewards:
 
     @cached_property
     def degenerate_P(self) -> torch.Tensor:
-        """Which groups carry no signal, (P,) booleans."""
+        """Groups without a signal, (P,) booleans."""
         return degenerate_groups(self.rewards_BR, self.weights_R, self.num_generations)
 
     def exact_advantages(

@@ -206,6 +206,18 @@ class EpochSampler(RepeatSampler):  # type: ignore[misc]
     TRL's own. accelerate calls `set_epoch` before each epoch.
     """
 
+    @classmethod
+    def like(cls, sampler: RepeatSampler) -> Self:
+        """Create one that draws as TRL's sampler does."""
+        return cls(
+            data_source=sampler.data_source,
+            mini_repeat_count=sampler.mini_repeat_count,
+            batch_size=sampler.batch_size,
+            repeat_count=sampler.repeat_count,
+            shuffle=sampler.shuffle,
+            seed=sampler.seed,
+        )
+
     def set_epoch(self, epoch: int) -> None:
         """Bring the generator to where it is at the start of this epoch, counted from 0."""
         if not self.shuffle:

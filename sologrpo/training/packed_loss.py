@@ -4,7 +4,7 @@ TRL's loss is a sum over the rows of a batch, up to a constant. So rows that can
 gradient are left out, the others are sorted by length, trimmed, and passed through the model in
 micro-batches of a bounded number of tokens; prompts are computed once for all their completions.
 
-Shapes: B rows of the batch at hand, N sequences, T tokens.
+Shapes: B rows of a batch, N sequences, T tokens.
 """
 
 import math
@@ -136,7 +136,7 @@ class PackedScorer:
 
 @dataclass(frozen=True)
 class MicroBatchLog:
-    """How many rows and completion tokens a micro-batch had, and its metrics."""
+    """Rows and completion tokens of a micro-batch, and its metrics."""
 
     rows: int
     tokens: int
@@ -215,6 +215,14 @@ class PackedLoss:
         return loss, MicroBatchLog(rows, tokens, metrics)
 
 
+def rows_with_gradient(advantages_B: torch.Tensor, beta: float) -> list[int]:
+    """List the rows that can change the gradient: with a KL term all, else advantage != 0."""
+    if beta != 0.0:
+        return list(range(advantages_B.size(0)))
+    rows: list[int] = advantages_B.nonzero(as_tuple=True)[0].tolist()
+    return rows
+
+
 def zero_loss(model: torch.nn.Module) -> torch.Tensor:
     """Return a loss whose gradients are zero.
 
@@ -250,7 +258,7 @@ def metrics_of_one_batch(logs: Sequence[MicroBatchLog]) -> dict[str, float]:
 
 
 def _ratios_to_old_policy(log_probs_BT: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """New over old probability of every completion token, in one row."""
+    """Compute the new over the old probability of every completion token, in one row."""
     mask_BT = batch["completion_mask"].bool()
     old_BT: torch.Tensor | None = batch.get("old_per_token_logps")
     if old_BT is None:  # the policy that sampled is the one that is trained: 1 by definition

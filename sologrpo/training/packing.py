@@ -1,7 +1,7 @@
 """Rows of a generation batch, as TRL's trainer lays it out: prompts left-padded, completions right.
 
 Every tensor whose first dimension is the rows belongs to them; prompt tensors are named
-``prompt_…``, and what has one entry a completion token is as wide as ``completion_ids``.
+``prompt_…``, and tensors with a value for every completion token are as wide as ``completion_ids``.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ Batch = dict[str, Any]
 def replace_rows(
     batch: Batch, rows: list[int], source: Batch, source_rows: list[int], pad_id: int
 ) -> Batch:
-    """Put rows of another batch in place of some rows; both are padded to the longer of the two.
+    """Replace some rows by rows of another batch; both are padded to the longer of the two.
 
     Args:
         batch: the batch that keeps its size and its other rows.
@@ -30,7 +30,7 @@ def replace_rows(
         pad_id: token id that fills up prompts and completions; masks and log-probs get 0.
 
     Returns:
-        A new batch, with `num_items_in_batch` counted anew.
+        A new batch, with `num_items_in_batch` counted again.
     """
     replaced = dict(batch)
     for name, own in batch.items():
@@ -80,7 +80,7 @@ def rows_of_sequences(
 
 
 def row_lengths(inputs: Batch) -> list[tuple[int, int]]:
-    """(prompt, completion) tokens of every row, padding not counted."""
+    """Count the (prompt, completion) tokens of every row, without padding."""
     prompt_T = inputs["prompt_mask"].sum(dim=1).tolist()
     completion_T = inputs["completion_mask"].sum(dim=1).tolist()
     return list(zip(prompt_T, completion_T, strict=True))
@@ -88,7 +88,7 @@ def row_lengths(inputs: Batch) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class SharedPrompts:
-    """Which rows have a prompt in common, and what decides how many of them share a sequence.
+    """The rows that have a prompt in common, and how many of them may share a sequence.
 
     Attributes:
         prompt_of_row: a number for every row; rows of one group have the same.
@@ -105,7 +105,7 @@ class SharedPrompts:
         return cls(prompt_of_row.tolist(), hidden_size)
 
     def shape(self, batch: list[int], prompt_T: int, completion_T: int) -> tuple[int, int]:
-        """Sequences for these rows, and completions in one; for the tokens see `padded_tokens`."""
+        """Count the sequences for these rows, and the completions in one of them."""
         completions = Counter(self.prompt_of_row[row] for row in batch)
         most = optimal_branch_count(self.hidden_size, prompt_T, completion_T)
         return tree_shape(list(completions.values()), most)
@@ -120,7 +120,7 @@ def pack_by_tokens(
     """Group rows so that a group, padded, holds at most `budget` tokens.
 
     Args:
-        rows: the rows to pack; a single row over the budget is a group of its own.
+        rows: the rows to pack; a single row over the budget forms a group by itself.
         lengths: (prompt, completion) tokens of every row.
         budget: tokens of a group, padding counted.
         shared: the prompts, if rows share them; rows of one prompt then stay together where they
@@ -131,7 +131,7 @@ def pack_by_tokens(
         return padded_tokens(batch, lengths, shared)
 
     def units() -> Iterator[list[int]]:
-        """What is better not torn apart: the rows of one prompt, or single rows."""
+        """Yield the rows to keep together: those of one prompt, or single rows."""
         ordered = sorted(rows, key=lambda row: (-sum(lengths[row]), row))
         together: dict[int, list[int]] = {}
         for row in ordered:
@@ -153,7 +153,13 @@ def pack_by_tokens(
 def padded_tokens(
     batch: list[int], lengths: list[tuple[int, int]], shared: SharedPrompts | None = None
 ) -> int:
-    """Tokens that a pass over these rows computes; for the arguments see `pack_by_tokens`."""
+    """Count the tokens that a pass over these rows computes.
+
+    Args:
+        batch: the rows.
+        lengths: (prompt, completion) tokens of every row.
+        shared: the prompts, if rows share them.
+    """
     prompt_T = max(lengths[row][0] for row in batch)
     completion_T = max(lengths[row][1] for row in batch)
     N, G = (len(batch), 1) if shared is None else shared.shape(batch, prompt_T, completion_T)

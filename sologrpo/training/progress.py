@@ -1,4 +1,4 @@
-"""How a run gets on: where the seconds of a step go, tokens a second, memory, steps done.
+"""Progress of a run: seconds of a step by part, tokens per second, memory, steps done.
 
 Every name that is logged here is explained in `docs/metrics.md`.
 """
@@ -23,9 +23,9 @@ R = TypeVar("R")
 class StepMeter(TrainerCallback):  # type: ignore[misc]
     """Measure every optimizer step, and put the figures among those that the trainer logs.
 
-    A second belongs to one part: what runs inside of another part is not counted there again. So
-    the parts add up to the step, from before its first batch to after the optimizer's update.
-    What nothing else claims is training.
+    A second belongs to one part: what runs inside another part is not counted there again. So the
+    parts add up to the step, from before its first batch to after the optimizer's update. The rest
+    is training.
 
     Args:
         metrics: where the trainer collects its metrics until it logs their means; figures are
@@ -50,10 +50,13 @@ class StepMeter(TrainerCallback):  # type: ignore[misc]
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the seconds within as this part of the step.
+        """Count the seconds of a block as this part of the step.
+
+        Args:
+            name: one of `PARTS`.
 
         Raises:
-            KeyError: if `name` is none of `PARTS`.
+            KeyError: if it is another name.
         """
         outer = self._part
         self._switch_to(name)
@@ -77,13 +80,13 @@ class StepMeter(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Forget what passed between the steps: logging, validation, checkpoints."""
+        """Drop the time between the steps: logging, validation, checkpoints."""
         self._start()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Hand over the figures of the step."""
+        """Log the figures of the step."""
         self._switch_to("training")
         for name, seconds in self._seconds.items():
             self._metrics[f"time/{name}"].append(seconds)
@@ -114,9 +117,9 @@ def timed(
 
 
 def peak_memory() -> tuple[str, float]:
-    """Most memory that this process ever held, in GiB, under the name of what was measured.
+    """Return the name and the peak, in GiB, of the memory that this process held.
 
-    On CUDA what torch allocated on the device, otherwise what the process kept in main memory.
+    On CUDA that is what torch allocated on the device, otherwise the process's main memory.
     """
     if torch.cuda.is_available():
         return "memory/peak_gib", torch.cuda.max_memory_allocated() / GIB

@@ -1,8 +1,8 @@
 """One sequence for a prompt and all its completions, for the training forward.
 
 A row of the training batch is a prompt and one completion, so a prompt is computed G times. Here
-completions of a prompt stand side by side behind it, and a mask lets each see the prompt and
-itself. The numbers are the same; the prompt's tokens are computed once.
+the completions of a prompt follow it side by side, and a mask lets each see the prompt and itself.
+The numbers are the same; the prompt's tokens are computed once.
 
     prompt without its last token | last token, completion 1 | last token, completion 2 | ...
 
@@ -20,7 +20,7 @@ import torch
 
 
 def optimal_branch_count(hidden_size: int, prompt_T: int, completion_T: int) -> int:
-    """How many completions a tree should hold for the least work; 1: sharing does not pay.
+    """Compute the number of completions in a tree that takes the least work; 1 for no sharing.
 
     A layer of a transformer takes about 24 d^2 operations a token in its matrices and 4 d for every
     pair of tokens in attention (Kaplan et al. 2020, table 1). G completions in trees of k cost
@@ -38,7 +38,7 @@ def optimal_branch_count(hidden_size: int, prompt_T: int, completion_T: int) -> 
 
 
 def tree_shape(completions: Sequence[int], most: int) -> tuple[int, int]:
-    """Count the trees for prompts with so many completions each, and the branches of a tree.
+    """Count the trees for prompts with these numbers of completions, and the branches of a tree.
 
     Args:
         completions: of every prompt.
@@ -118,7 +118,7 @@ def build_prompt_trees(
 
 
 def _count_earlier(numbers: torch.Tensor) -> torch.Tensor:
-    """For each entry, how many earlier ones are equal: (B,) -> (B,)."""
+    """Count the earlier entries that equal each entry: (B,) -> (B,)."""
     equal = numbers[:, None] == numbers[None, :]
     return equal.tril(diagonal=-1).sum(dim=1)
 
@@ -141,7 +141,7 @@ def _arrange(
 
 
 def _tree_mask(stem_T: int, G: int, branch_T: int, device: torch.device) -> torch.Tensor:
-    """(L, L): every position sees the stem before it, and what is before it in its own branch."""
+    """Build the (L, L) mask: a position sees the stem and the earlier tokens of its branch."""
     L = stem_T + G * branch_T
     position = torch.arange(L, device=device)
     branch = torch.where(position < stem_T, -1, (position - stem_T) // branch_T)

@@ -1,4 +1,4 @@
-"""Groups of other prompts in place of those without a signal."""
+"""Resampling: replace groups without a signal by groups of other prompts."""
 
 import random
 from collections import deque

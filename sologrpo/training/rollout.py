@@ -1,9 +1,9 @@
 """The rollout: how the completions of a generation batch are sampled.
 
-TRL asks `model.generate` for completions, or vLLM. Where plain sampling of text is asked for, our
-sampling loop stands in for `generate`; anything else is left to TRL.
+TRL gets completions from `model.generate` or from vLLM. For plain sampling of text, our sampling
+loop replaces `generate`; anything else is left to TRL.
 
-Shapes: B rows of the batch at hand, P prompts, R rewards, T tokens.
+Shapes: B rows of a batch, T tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +13,15 @@ from statistics import mean
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 from peft import PeftModel
 from transformers import GenerationConfig
 
+from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.errors import InputError
 from sologrpo.sampling.decoding import Model, Request, Sampled, can_generate_fast
-from sologrpo.sampling.sampler import TEST_ROWS, Sampler, check_vllm
+from sologrpo.sampling.sampler import TEST_ROWS, Sampler, Score, check_vllm
 from sologrpo.sampling.stopping import StopStrings
 from sologrpo.training.advantages import GroupRewards
 from sologrpo.training.packing import Batch, select_and_trim
@@ -179,6 +181,35 @@ class Rollout:
             with torch.no_grad():
                 check_vllm(few["sampling_per_token_logps"], score(few), mask)
             self._vllm_is_checked = True
+
+
+def make_sampler(
+    args: SoloGRPOConfig, accelerator: Accelerator, is_sharded: bool, score: Score
+) -> Sampler:
+    """Create the sampler for `sampling_engine`.
+
+    Args:
+        args: the settings.
+        accelerator: the trainer's; it knows the dtype of mixed precision.
+        is_sharded: FSDP or DeepSpeed may leave a process with a part of the weights.
+        score: the trainer's forward pass.
+
+    Raises:
+        InputError: if the engine needs weights that this process does not hold.
+    """
+    requested = args.sampling_engine
+    if is_sharded and requested not in ("auto", "adapter"):
+        raise InputError(
+            f"sampling_engine {requested} needs all weights in each process, which FSDP "
+            "and DeepSpeed share out: set sampling_engine: adapter"
+        )
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return Sampler(
+        "adapter" if is_sharded else requested,
+        score,
+        half.get(accelerator.mixed_precision),
+        args.sampling_token_budget,
+    )
 
 
 def _obstacle_of_model(model: Model) -> str | None:

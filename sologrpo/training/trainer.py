@@ -4,7 +4,7 @@ It is composed of three parts, each in its own module: the rollout (`rollout`), 
 (`advantages`) and the packed loss (`packed_loss`). Every override here names the lines of TRL
 1.16.0 that it relies on, in `grpo_trainer.py`; what is replaced within TRL is in `trl_patches`.
 
-Shapes: B rows of the batch at hand, G completions of one prompt, P prompts, T tokens, R rewards.
+Shapes: B rows of a batch, G completions of one prompt, P prompts, T tokens, R rewards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from sologrpo.data.dataset import can_be_graded, stop_strings
 from sologrpo.errors import InputError
 from sologrpo.evaluation.evaluate import evaluate_greedily
 from sologrpo.model.loading import keep_trainable_in_fp32
-from sologrpo.sampling.sampler import Sampler
 from sologrpo.sampling.stopping import StopStrings
 from sologrpo.training.advantages import GroupRewards, find_outcome
 from sologrpo.training.checkpoint import (
@@ -51,12 +50,13 @@ from sologrpo.training.packed_loss import (
     PackedLoss,
     PackedScorer,
     metrics_of_one_batch,
+    rows_with_gradient,
     zero_loss,
 )
 from sologrpo.training.packing import Batch, row_lengths, rows_of_sequences
 from sologrpo.training.progress import StepMeter, timed
 from sologrpo.training.resampling import pick_prompts, replace_degenerate_groups
-from sologrpo.training.rollout import NEVER, GenerationBatch, Rollout
+from sologrpo.training.rollout import NEVER, GenerationBatch, Rollout, make_sampler
 from sologrpo.training.trl_patches import (
     Scores,
     compact_lm_head,
@@ -89,9 +89,8 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         >>> GRPOTrainer(model, reward_funcs, args, train_dataset=dataset).train()
     """
 
-    # The batch that TRL is sampling and scoring: set for the length of that call, in
-    # `_sample_groups` alone. TRL calls back our hooks within, which find and leave here what they
-    # know of it.
+    # The batch that TRL is sampling and scoring. Only `_sample_groups` sets it, for the length of
+    # that call: the hooks that TRL calls back exchange here what they know of the batch.
     _generation: GenerationBatch | None = None
 
     def __init__(
@@ -144,24 +143,10 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         stops = StopStrings(self._tokenizer, stop_strings(self.train_dataset))
         if self.use_vllm:  # vllm_generation.py:672 and 627 hand these to `SamplingParams`
             self.vllm_generation.generation_kwargs |= stops.vllm_settings()
-        requested = self.args.sampling_engine
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # a process may hold a part only
-            if requested not in ("auto", "adapter"):
-                raise InputError(
-                    f"sampling_engine {requested} needs all weights in each process, which FSDP "
-                    "and DeepSpeed share out: set sampling_engine: adapter"
-                )
-            requested = "adapter"
-        half = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        sampler = Sampler(
-            requested,
-            self._score_sampled,
-            half.get(self.accelerator.mixed_precision),
-            self.args.sampling_token_budget,
-        )
+        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         return Rollout(
-            sampler,
-            requested,
+            make_sampler(self.args, self.accelerator, is_sharded, self._score_sampled),
+            self.args.sampling_engine,
             stops,
             self.meter,
             obstacle,
@@ -272,8 +257,8 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         completions: list[Any],
         completion_ids_list: list[list[int]],
     ) -> torch.Tensor:
-        # 1579-1682 returns the rewards of all processes, (B, R). The advantages are made of what is
-        # returned here.
+        # 1579-1682 returns the rewards of all processes, (B, R). TRL computes the advantages from
+        # what is returned here.
         scores_BR: torch.Tensor = super()._calculate_rewards(
             inputs, prompts, completions, completion_ids_list
         )
@@ -310,7 +295,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             metrics[name].append(value)
         if rewards.rewards_BR is rewards.scores_BR:
             return
-        # Show what the rewards said of the completions (2821-2844); `reward` is trained on.
+        # Log the scores before the gate (2821-2844); `reward` is what the policy is trained on.
         for i, name in enumerate(self.reward_func_names):
             scores_B = rewards.scores_BR[:, i]
             metrics[f"rewards/{name}/mean"][-1] = scores_B.nanmean().item()
@@ -346,7 +331,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 model, inputs, return_outputs, num_items_in_batch
             )
             return stock_loss
-        rows = self._rows_that_train(inputs)
+        rows = rows_with_gradient(inputs["advantages"], self.beta)
         self.meter.count("training", sum(sum(lengths[row]) for row in rows))
         if not rows and self.accelerator.num_processes == 1:
             self._log_micro_batches([])
@@ -358,14 +343,6 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._log_micro_batches(logs if rows else [])
         self._nonfinite.check(model, inputs, value, self.state.global_step + 1)
         return value + torch.zeros_like(value, requires_grad=True)
-
-    def _rows_that_train(self, inputs: Batch) -> list[int]:
-        """List the rows that can change the gradient: with a KL term all, else advantage != 0."""
-        advantages_B: torch.Tensor = inputs["advantages"]
-        if self.beta != 0.0:
-            return list(range(advantages_B.size(0)))
-        rows: list[int] = advantages_B.nonzero(as_tuple=True)[0].tolist()
-        return rows
 
     def _loss_of_scores(
         self, model: torch.nn.Module, batch: Batch, scores: Scores
@@ -421,15 +398,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
         # 1280-1316.
-        sampler = super()._get_train_sampler(dataset)
-        return EpochSampler(
-            data_source=sampler.data_source,
-            mini_repeat_count=sampler.mini_repeat_count,
-            batch_size=sampler.batch_size,
-            repeat_count=sampler.repeat_count,
-            shuffle=sampler.shuffle,
-            seed=sampler.seed,
-        )
+        return EpochSampler.like(super()._get_train_sampler(dataset))
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write TRL's card, which comes with every checkpoint (3389).

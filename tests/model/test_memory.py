@@ -7,7 +7,21 @@ import pytest
 import torch
 
 from sologrpo.model import memory
-from sologrpo.model.memory import TokenBudget
+from sologrpo.model.memory import TokenBudget, is_out_of_memory
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (MemoryError(), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"), True),
+        (RuntimeError("shape mismatch"), False),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_errors_that_mean_out_of_memory(error: BaseException, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
 
 
 def run_out_of_memory(held: list[weakref.ref[torch.Tensor]]) -> None:

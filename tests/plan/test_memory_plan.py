@@ -1,4 +1,4 @@
-"""What a run is said to need of memory agrees with what its passes keep."""
+"""The planned memory of a run agrees with what its passes keep."""
 
 from pathlib import Path
 

@@ -5,16 +5,24 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rewards import PROMPT_FORMATS as JUDGED_FORMATS
 from rewards import is_correct
 from sologrpo.config.parsing import parse_config
+from sologrpo.files import recipes
 from sologrpo.plan.reward_check import RewardResult, check_hostile, check_run, main
 from sologrpo.plan.trials import Trial, hostile_completions, render
 from sologrpo.prompts import PROMPT_FORMATS
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = sorted(path.name for path in (ROOT / "configs").glob("*.yaml"))
+# What the check depends on; recipes that agree in it are checked once.
+SETTINGS = ("prompt_format", "rewards", "reward_weights", "system_prompt", "outcome_reward",
+            "outcome_gate", "max_completion_length")  # fmt: skip
+CONFIGS = {
+    str([yaml.safe_load(path.read_text(encoding="utf-8")).get(key) for key in SETTINGS]): name
+    for name, path in recipes().items()
+}.values()
 TINY_CONFIG = """
 model_name_or_path: no-such-model
 per_device_train_batch_size: 8
@@ -155,24 +163,19 @@ def failed_cases(report):
 # --- what is shipped passes ---------------------------------------------------------------------
 
 
+GSM8K = Path(os.environ.get("SOLOGRPO_GSM8K") or ROOT.parent / "shared" / "gsm8k")
+
+
 @pytest.mark.parametrize("name", CONFIGS)
-def test_shipped_configs_pass(name, monkeypatch):
+@pytest.mark.parametrize(("data", "rows"), [("quickstart", 2_000), (str(GSM8K), 7_473)])
+def test_shipped_configs_pass(name, data, rows, monkeypatch):
+    if rows == 7_473 and not (GSM8K / "train.jsonl").is_file():
+        pytest.skip(f"GSM8K is not at {GSM8K}; name its folder in SOLOGRPO_GSM8K")
     monkeypatch.chdir(ROOT)
-    report = check_run(["--config", f"configs/{name}", "--dataset_name", "quickstart"])
+    report = check_run(["--config", name, "--dataset_name", data])
     assert report.failures == 0, report.text()
-    assert {reward.golds_at_best for reward in report.rewards} == {2_000}
+    assert {reward.golds_at_best for reward in report.rewards} == {rows}
     assert report.text().endswith("all checks passed")
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_shipped_configs_pass_on_gsm8k(name, monkeypatch):
-    folder = Path(os.environ.get("SOLOGRPO_GSM8K") or ROOT.parent / "shared" / "gsm8k")
-    if not (folder / "train.jsonl").is_file():
-        pytest.skip(f"GSM8K is not at {folder}; name its folder in SOLOGRPO_GSM8K")
-    monkeypatch.chdir(ROOT)
-    report = check_run(["--config", f"configs/{name}", "--dataset_name", str(folder)])
-    assert report.failures == 0, report.text()
-    assert {reward.golds_at_best for reward in report.rewards} == {7_473}
 
 
 @pytest.mark.parametrize("prompt_format", PROMPT_FORMATS)
@@ -221,21 +224,86 @@ def test_the_runs_own_system_prompt_is_echoed():
     assert hostile_completions(xml, "...", 1)["echo of the instruction"] == xml.system_prompt
 
 
-# --- rewards that are fooled --------------------------------------------------------------------
+# --- what is found ------------------------------------------------------------------------------
+
+PERFECT_FORMAT = "wrong number, perfect format"
+# Rewards and their weights, and the result of the check for the last one.
+FINDINGS = {
+    "a substring match": (
+        ["strict_format", "tried:substring"], [0.2, 1],
+        # strict_format keeps an answer that is not closed from paying.
+        {"pays": {PERFECT_FORMAT, "answer 'not N'"}, "safe": {"answer not closed"}},
+    ),
+    "the last number": (
+        ["strict_format", "tried:last_number"], [0.2, 1],
+        {"pays": {"list of numbers as the answer", "answer 'not N'"},
+         "safe": {"answer 'N or N+1'"}},
+    ),
+    "format alone": (["strict_format"], [1], {"pays": {PERFECT_FORMAT}}),
+    "a judge without weight": (
+        ["strict_format", "answer_correctness"], [1, 0], {"pays": {PERFECT_FORMAT}},
+    ),
+    "a gold with a comma": (
+        ["strict_format", "tried:with_commas"], [1, 1],
+        {"problems": ["1 of 6 golds miss the best score 1; the first is row 2, gold 1200: 0"],
+         "at_best": 5},
+    ),
+    "the reasoning read for the answer": (  # at best: the row without a solution
+        ["strict_format", "tried:first_number"], [1, 1], {"problems": ["golds"], "at_best": 1},
+    ),
+    "a limit of length": (
+        ["answer_correctness", "tried:short"], [10, 1],
+        {"remarks": [", for its length"], "at_best": 4, "failures": 0},
+    ),
+    "length": (
+        ["answer_correctness", "tried:characters"], [10, 1],
+        {"remarks": [", for its length"], "at_best": 0, "failures": 0},
+    ),
+    "a negative weight: the lowest score is best": (
+        ["answer_correctness", "tried:short"], [10, -1],
+        {"remarks": [", for its length"], "at_best": 2, "failures": 0},
+    ),
+    "None": (  # where the answer is not judged, the wrong one earns as much as the right one
+        ["strict_format", "tried:judged_where_positive"], [1, 1],
+        {"remarks": ["cannot judge 1 of 6 golds (None)"], "at_best": 5, "pays": {PERFECT_FORMAT}},
+    ),
+    "a constant": (
+        ["answer_correctness", "tried:constant"], [1, 0.1],
+        {"problems": ["gives 0.5 to every completion: a constant teaches nothing"], "failures": 1},
+    ),
+    "a constant without weight": (
+        ["answer_correctness", "tried:constant"], [1, 0], {"remarks": ["constant"], "failures": 0},
+    ),
+    "another prompt format": (
+        ["answer_correctness", "boxed_correctness"], [1, 1], {"problems": ["constant"]},
+    ),
+    "only None": (
+        ["answer_correctness", "tried:silent"], [1, 1],
+        {"problems": ["returned None for every completion: it teaches nothing"]},
+    ),
+}  # fmt: skip
 
 
-def test_a_substring_match_is_found_out(check):
-    report = check("strict_format", "tried:substring", weights=[0.2, 1])
-    assert {"wrong number, perfect format", "answer 'not N'"} <= failed_cases(report)
-    assert "answer not closed" not in failed_cases(report)  # strict_format makes that one not pay
-    assert report.failures == len(failed_cases(report))
-    assert f"{report.failures} checks failed" in report.text()
-
-
-def test_the_last_number_is_found_out(check):
-    report = check("strict_format", "tried:last_number", weights=[0.2, 1])
-    assert {"list of numbers as the answer", "answer 'not N'"} <= failed_cases(report)
-    assert "answer 'N or N+1'" not in failed_cases(report)
+@pytest.mark.parametrize("case", FINDINGS)
+def test_findings(check, case):
+    rewards, weights, expected = FINDINGS[case]
+    report = check(*rewards, weights=weights)
+    result = report.rewards[-1]
+    for found, parts in (
+        (result.problems, expected.get("problems", [])),
+        (result.remarks, expected.get("remarks", [])),
+    ):
+        assert len(found) == len(parts), found
+        assert all(part in text for part, text in zip(parts, found, strict=True)), found
+    assert expected.get("pays", set()) <= failed_cases(report)
+    assert not expected.get("safe", set()) & failed_cases(report)
+    assert result.golds_at_best == expected.get("at_best", result.golds_at_best)
+    assert report.failures == expected.get("failures", report.failures)
+    problems = sum(len(reward.problems) for reward in report.rewards)
+    assert report.failures == problems + len(failed_cases(report))
+    count = report.failures
+    verdict = f"{count} check{'s' * (count > 1)} failed" if count else "all checks passed"
+    assert report.text().endswith(verdict)
 
 
 def test_what_fails_is_shown_with_its_scores(check):
@@ -246,166 +314,82 @@ def test_what_fails_is_shown_with_its_scores(check):
     assert "'The answer is 18.'" in line
 
 
-def test_format_alone_does_not_reward_the_answer(check):
-    assert "wrong number, perfect format" in failed_cases(check("strict_format"))
-    assert "wrong number, perfect format" in failed_cases(
-        check("strict_format", "answer_correctness", weights=[1, 0])
-    )
-
-
 def test_a_hole_in_the_judge_fails_though_other_rewards_make_it_not_pay(check, monkeypatch):
     def with_hole(completion, gold, prompt_format):
         return "not" in completion or is_correct(completion, gold, prompt_format)
 
     monkeypatch.setattr("rewards.correctness.is_correct", with_hole)
     report = check("strict_format", "answer_correctness", "tried:last_number", weights=[1, 1, 5])
-    (hostile,) = [x for x in report.hostile if x.case == "echo of the instruction"]
-    assert hostile.weighted_sum < hostile.right_sum
-    assert hostile.problem == ""
-    (hostile,) = [x for x in report.hostile if x.case == "answer 'not N'"]
-    assert hostile.problem.startswith("answer_correctness accepts it as right")
+    hostile = {result.case: result for result in report.hostile}
+    echo = hostile["echo of the instruction"]
+    assert echo.weighted_sum < echo.right_sum
+    assert echo.problem == ""
+    assert hostile["answer 'not N'"].problem.startswith("answer_correctness accepts it as right")
 
 
 def test_a_gate_for_completions_is_reckoned_with(check):
     """Paid by length alone: the gate takes that from wrong answers, however long."""
-    rewards, weights = ("answer_correctness", "tried:characters"), [0.01, 1]
-    ungated = check(*rewards, weights=weights, outcome_reward="answer_correctness")
-    gated = check(
-        *rewards,
-        weights=weights,
-        outcome_reward="answer_correctness",
-        outcome_gate="completion",
-    )
+    gate = {"weights": [0.01, 1], "outcome_reward": "answer_correctness"}
+    ungated = check("answer_correctness", "tried:characters", **gate)
+    gated = check("answer_correctness", "tried:characters", **gate, outcome_gate="completion")
     assert failed_cases(ungated) == {"stuffed with answers"}
     assert failed_cases(gated) == set()
 
 
-def test_of_the_tried_rows_the_one_where_a_trick_pays_best_is_shown():
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        # The row where the trick pays best: half a point less than the right answer.
+        ([("reward", 2.0, False, [1.0, 5.0, None, 0.5, 4.75, -3.0])], (9.5, 10.0, "")),
+        # A row that fails: as little as the right answer, which could not be judged.
+        ([("reward", 2.0, False, [1.0, 5.0, None, 0.5, 4.75, 0.0])],
+         (0.0, 0.0, "pays 0, the right answer 0; gold 3, reward 0.0")),
+        # A row that fools the judge comes before one that pays better.
+        ([("judge", 1.0, True, [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]),
+          ("other", 1.0, False, [9.0, 9.0, 9.0, 0.0, 9.0, 0.0])],
+         (1.0, 10.0, "judge accepts it as right; gold 1")),
+    ],
+)  # fmt: skip
+def test_the_worst_row_of_a_trick_is_shown(results, expected):
     trials = [Trial(row, "right answer", "", right=True) for row in range(3)]
     trials += [Trial(row, "trick", "") for row in range(3)]
-    reward = RewardResult("reward", weight=2.0, scores=[1.0, 5.0, None, 0.5, 4.75, -3.0])
-    (trick,) = check_hostile([reward], trials, ["1", "2", "3"])
-    assert (trick.weighted_sum, trick.right_sum, trick.problem) == (9.5, 10.0, "")
-    reward.scores[5] = 0.0  # as little as the right answer, which could not be judged
-    (trick,) = check_hostile([reward], trials, ["1", "2", "3"])
-    assert trick.problem.startswith("pays 0, the right answer 0; gold 3, reward 0.0")
-
-
-def test_a_row_that_fools_the_judge_is_shown_before_one_that_pays_better():
-    trials = [Trial(row, "right answer", "", right=True) for row in range(2)]
-    trials += [Trial(row, "trick", "") for row in range(2)]
-    judge = RewardResult("judge", weight=1.0, is_judge=True, scores=[1.0, 1.0, 1.0, 0.0])
-    other = RewardResult("other", weight=1.0, scores=[9.0, 9.0, 0.0, 9.0])
-    (trick,) = check_hostile([judge, other], trials, ["1", "2"])
-    assert trick.problem.startswith("judge accepts it as right; gold 1")
-
-
-# --- rewards that miss right answers ------------------------------------------------------------
-
-
-def test_golds_that_fall_short_are_counted_and_the_first_is_shown(check):
-    report = check("strict_format", "tried:with_commas")
-    (problem,) = report.rewards[1].problems
-    assert problem == ("1 of 6 golds miss the best score 1; the first is row 2, gold 1200: 0")
-    assert report.rewards[1].golds_at_best == 5
-
-
-def test_a_reward_that_reads_the_reasoning_for_the_answer_fails(check):
-    report = check("strict_format", "tried:first_number")
-    assert report.rewards[1].golds_at_best == 1  # the row without a solution
-    assert len(report.rewards[1].problems) == 1
-    assert not report.rewards[1].remarks
-
-
-@pytest.mark.parametrize(("reward", "at_best"), [("short", 4), ("characters", 0)])
-def test_a_reward_for_length_only_gets_a_remark(check, reward, at_best):
-    report = check("answer_correctness", f"tried:{reward}", weights=[10, 1])
-    length = report.rewards[1]
-    assert length.golds_at_best == at_best
-    assert length.problems == []
-    assert length.remarks[0].endswith(", for its length")
-    assert report.failures == 0
-
-
-def test_with_a_negative_weight_the_lowest_score_is_best(check):
-    report = check("answer_correctness", "tried:short", weights=[10, -1])
-    assert report.rewards[1].golds_at_best == 2
-    assert report.failures == 0
-
-
-def test_none_is_not_judged(check):
-    report = check("strict_format", "tried:judged_where_positive")
-    judged = report.rewards[1]
-    assert (judged.golds_judged, judged.golds_at_best) == (5, 5)
-    assert judged.remarks == ["cannot judge 1 of 6 golds (None)"]
-    # Where the answer is not judged, the wrong one earns as much as the right one.
-    assert "wrong number, perfect format" in failed_cases(report)
-
-
-# --- rewards that teach nothing -----------------------------------------------------------------
-
-
-def test_a_constant_fails(check):
-    report = check("answer_correctness", "tried:constant", weights=[1, 0.1])
-    assert report.rewards[1].problems == [
-        "gives 0.5 to every completion: a constant teaches nothing"
+    rewards = [
+        RewardResult(name, weight, is_judge=is_judge, scores=scores)
+        for name, weight, is_judge, scores in results
     ]
-    assert report.failures == 1
-    assert report.text().endswith("1 check failed")
-
-
-def test_a_reward_of_another_prompt_format_is_a_constant(check):
-    report = check("answer_correctness", "boxed_correctness")
-    assert "constant" in report.rewards[1].problems[0]
-
-
-def test_nothing_but_none_fails(check):
-    report = check("answer_correctness", "tried:silent")
-    assert report.rewards[1].problems == ["returned None for every completion: it teaches nothing"]
-
-
-def test_a_constant_without_weight_is_a_remark(check):
-    report = check("answer_correctness", "tried:constant", weights=[1, 0])
-    assert "constant" in report.rewards[1].remarks[0]
-    assert report.failures == 0
+    (trick,) = check_hostile(rewards, trials, ["1", "2", "3"])
+    assert (trick.weighted_sum, trick.right_sum) == expected[:2]
+    assert trick.problem.startswith(expected[2])
+    assert bool(trick.problem) == bool(expected[2])
 
 
 # --- token ids ----------------------------------------------------------------------------------
 
 
-def test_without_the_tokenizer_rewards_of_token_ids_are_left_out(check):
+def test_token_ids_are_passed_where_there_is_a_tokenizer(check, tiny_llama):
     report = check("answer_correctness", "completion_length")
     assert report.failures == 0
     assert "not checked completion_length: needs the tokenizer of no-such-model" in report.text()
 
+    def with_tokenizer(reward, *weights, **keys):
+        return check(
+            "answer_correctness", reward, weights=weights, model_name_or_path=tiny_llama, **keys
+        )
 
-def test_length_in_tokens_only_gets_a_remark(check, tiny_llama):
-    report = check(
-        "answer_correctness", "reasoning_length", weights=[1, 0.5], model_name_or_path=tiny_llama
-    )
+    report = with_tokenizer("reasoning_length", 1, 0.5)
     assert report.failures == 0, report.text()
     length = report.rewards[1]
     assert 0 < length.golds_at_best < len(PROBLEMS)
     assert length.remarks[0].endswith(", for its length")
 
-
-def test_a_limit_that_no_completion_can_reach_is_a_constant(check, tiny_llama):
-    """Completions end at max_completion_length, here 120 tokens; the reward's limit is 100."""
-    rewards = ("answer_correctness", "completion_length")
-    assert check(*rewards, model_name_or_path=tiny_llama).failures == 0
-    report = check(*rewards, model_name_or_path=tiny_llama, max_completion_length=100)
+    # Completions end at max_completion_length, here 120 tokens; the reward's limit is 100.
+    assert with_tokenizer("completion_length", 1, 1).failures == 0
+    report = with_tokenizer("completion_length", 1, 1, max_completion_length=100)
     assert "constant" in report.rewards[1].problems[0]
 
-
-def test_undeclared_token_ids_are_passed_as_in_training(check, tiny_llama):
-    report = check(
-        "answer_correctness",
-        "tried:undeclared_ids",
-        weights=[1, 0.0001],
-        model_name_or_path=tiny_llama,
-    )
-    assert max(report.rewards[1].judged) == 120  # max_completion_length
-    assert report.rewards[1].fault == ""
+    undeclared = with_tokenizer("tried:undeclared_ids", 1, 0.0001).rewards[1]
+    assert max(undeclared.judged) == 120  # max_completion_length
+    assert undeclared.fault == ""
 
 
 # --- the calling convention ---------------------------------------------------------------------

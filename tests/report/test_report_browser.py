@@ -63,20 +63,28 @@ class Tab:
         return self.page.locator(f"form[data-list={list_id}]")
 
 
+@pytest.fixture(scope="module")
+def opened(chromium: Any, run_dir: Path) -> Iterator[Tab]:
+    tab = Tab(chromium, run_dir / "report.html")
+    yield tab
+    tab.page.context.close()
+
+
 @pytest.fixture
-def tab(chromium: Any, run_dir: Path) -> Iterator[Tab]:
-    opened = Tab(chromium, run_dir / "report.html")
+def tab(opened: Tab) -> Iterator[Tab]:
+    """The report, with its filters as they are at first."""
     yield opened
-    opened.page.context.close()
     assert opened.messages == []
+    for button in opened.page.get_by_role("button", name="reset").all():
+        button.click()
+    opened.page.mouse.move(5, 5)
 
 
 def attributes(entries: Any, name: str) -> list[str]:
     return [entry.get_attribute(f"data-{name}") for entry in entries.all()]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [DESKTOP, PHONE])
+@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")])
 def test_pages_open_without_errors_and_without_network(
     chromium: Any, run_dir: Path, comparison: Path, size: dict[str, int], scheme: str
 ) -> None:
@@ -186,7 +194,7 @@ def test_search_finds_questions_and_completions(tab: Tab) -> None:
 
 def test_charts_show_the_single_steps_under_the_pointer(tab: Tab) -> None:
     logged = dict(series(metric_rows(), "entropy"))
-    figure = tab.page.get_by_label("Entropy (nats a token)")
+    figure = tab.page.get_by_label("Entropy (nats per token)")
     readout = figure.locator(".hoverlayer .legend")
     assert readout.count() == 0
     figure.locator(".plot").hover()

@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 
 from sologrpo.errors import InputError
 from sologrpo.model.loading import load_tokenizer
-from sologrpo.model.merging import merge_obstacle, merged, merged_bytes
+from sologrpo.model.merging import merged, merged_bytes
 from sologrpo.sampling import sampler as sampler_module
 from sologrpo.sampling.decoding import Request, Sampled, generate_fast
 from sologrpo.sampling.prefill import positions
@@ -119,26 +119,31 @@ def test_fp32_weights_are_merged_without_a_test(tiny_llama: Path) -> None:
         assert sampler.is_exact
 
 
-REFUSED = [
-    ({"use_dora": True}, "DoRA"),
-    ({"target_modules": ["embed_tokens", "q_proj"]}, "Embedding"),
-    ({"lora_bias": True, "target_modules": ["q_proj"]}, "separate bias"),
-]
-
-
-@pytest.mark.parametrize(("lora", "reason"), REFUSED)
+@pytest.mark.parametrize(
+    ("settings", "obstacle"),
+    [
+        ({"use_dora": True}, "DoRA"),
+        ({"target_modules": ["embed_tokens", "q_proj"]}, "Embedding"),
+        ({"lora_bias": True, "target_modules": ["q_proj"]}, "separate bias"),
+        ({"dtype": "bfloat16"}, "GiB are free"),
+    ],
+)
 def test_an_adapter_that_cannot_be_merged_is_sampled_unmerged(
-    lora: dict[str, Any], reason: str, tiny_qwen: Path
+    settings: dict[str, Any],
+    obstacle: str,
+    tiny_qwen: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model = with_adapter(tiny_qwen, **lora)
-    obstacle = merge_obstacle(model)
-    assert obstacle is not None
-    assert reason in obstacle
+    model, asked = with_adapter(tiny_qwen, **settings), request_of(tiny_qwen)
+    free = merged_bytes(model) if obstacle == "GiB are free" else 2**30
+    monkeypatch.setattr(sampler_module, "free_bytes", lambda device: free)
     sampler = Sampler("auto", scorer(model))
-    sampler.prepare(model, request_of(tiny_qwen))
+    sampler.prepare(model, asked)
     assert sampler.engine == "adapter"
-    with pytest.raises(InputError, match=f"{reason}.*sampling_engine: adapter"):
-        Sampler("merged", scorer(model)).prepare(model, request_of(tiny_qwen))
+    assert obstacle in caplog.text
+    with pytest.raises(InputError, match=f"{obstacle}.*set sampling_engine: adapter"):
+        Sampler("merged", scorer(model)).prepare(model, asked)
 
 
 @pytest.fixture
@@ -215,6 +220,7 @@ def test_a_broken_engine_is_rejected_and_the_other_taken(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model, asked = half_precision
+    monkeypatch.setattr(sampler_module, "release_unused", lambda: None)  # it is slow
     break_engine(monkeypatch, how, merged=engine == "merged")
     sampler = Sampler("auto", scorer(model))
     torch.manual_seed(3)
@@ -234,21 +240,6 @@ def test_a_broken_engine_is_rejected_and_the_other_taken(
         problem, fix = str(caught.value).split("; set ")
         assert re.search(f"^sampling_engine merged: .*{reason}", problem)
         assert fix == "sampling_engine: adapter"
-
-
-def test_too_little_memory_to_merge(
-    half_precision: tuple[PeftModel, Request],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    model, asked = half_precision
-    monkeypatch.setattr(sampler_module, "free_bytes", lambda device: merged_bytes(model))
-    sampler = Sampler("auto", scorer(model))
-    sampler.prepare(model, asked)
-    assert sampler.engine == "adapter"
-    assert "GiB are free" in caplog.text
-    with pytest.raises(InputError, match="GiB are free; set sampling_engine: adapter"):
-        Sampler("merged", scorer(model)).prepare(model, asked)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -286,25 +277,14 @@ def sample(model: Any, asked: Request, seed: int = 0, **settings: Any) -> Sample
 
 
 def test_batches_are_whole_groups(tiny_llama: Path, batches: list[int]) -> None:
-    model, asked = with_adapter(tiny_llama), request_of(tiny_llama, n_prompts=5)
+    model, asked = with_adapter(tiny_llama), request_of(tiny_llama, n_prompts=5, do_sample=False)
+    whole = sample(model, asked).completion_ids
     for rows_at_once, sizes in {20: [20], 19: [12, 8], 9: [8, 8, 4], 3: [3, 1] * 5}.items():
         batches.clear()
-        sample(model, asked, token_budget=rows_at_once * asked.width)
+        parts = sample(model, asked, token_budget=rows_at_once * asked.width).completion_ids
         assert batches == sizes
-
-
-@pytest.mark.parametrize(
-    ("ends", "most", "expected"),
-    [
-        ([4, 8, 12], 12, 12),
-        ([4, 8, 12], 11, 8),
-        ([4, 8, 12, 16], 15, 8),
-        ([6, 7], 5, 5),
-        ([1], 1, 1),
-    ],
-)
-def test_rows_of_whole_groups(ends: list[int], most: int, expected: int) -> None:
-    assert rows_of_whole_groups(ends, most) == expected
+        assert torch.equal(parts, whole)  # batches change no greedy completion
+    assert rows_of_whole_groups([6, 7], 5) == 5  # no group fits
 
 
 def test_one_batch_is_what_the_loop_samples(tiny_llama: Path) -> None:
@@ -315,14 +295,6 @@ def test_one_batch_is_what_the_loop_samples(tiny_llama: Path) -> None:
         alone = generate_fast(model, asked)
     assert torch.equal(alone.completion_ids, sampled.completion_ids)
     assert sampled.log_probs is None
-
-
-def test_batches_change_no_greedy_completion(tiny_llama: Path) -> None:
-    model, asked = with_adapter(tiny_llama), request_of(tiny_llama, do_sample=False)
-    whole = sample(model, asked).completion_ids
-    for rows_at_once in (9, 3):
-        parts = sample(model, asked, token_budget=rows_at_once * asked.width).completion_ids
-        assert torch.equal(parts, whole)
 
 
 def test_batches_sample_the_same_distribution(tiny_llama: Path) -> None:
@@ -377,6 +349,7 @@ def test_an_error_that_smaller_batches_cannot_fix_ends_the_run(
     tiny_llama: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("sologrpo.model.memory.release_unused", lambda: None)  # it is slow
     break_engine(monkeypatch, how)
     with pytest.raises(error):
         sample(with_adapter(tiny_llama), request_of(tiny_llama, new_tokens=1))

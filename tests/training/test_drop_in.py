@@ -6,7 +6,7 @@ nothing in a step or two; what counts is that each setting trains, and which par
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
-    PreTrainedModel,
     Qwen2Config,
     Qwen2ForSequenceClassification,
     Qwen3MoeConfig,
@@ -62,57 +63,65 @@ def by_column(completions: list[Any], length: list[int], **kwargs: Any) -> list[
     return [float(i % 2) * n for i, n in enumerate(length)]
 
 
-def by_state(completions: list[Any], trainer_state: Any, **kwargs: Any) -> list[float]:
-    return [score + trainer_state.global_step for score in alternate(completions)]
+def maker(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Mark a function that makes an argument."""
+    MAKERS.append(function)
+    return function
 
 
+MAKERS: list[Callable[[], Any]] = []
+
+
+@maker
 def plain_rows() -> Dataset:
     return Dataset.from_dict({"prompt": QUESTIONS, "length": [len(q) for q in QUESTIONS]})
 
 
+@maker
 def chat_rows() -> Dataset:
     return Dataset.from_dict({"prompt": [[{"role": "user", "content": q}] for q in QUESTIONS]})
 
 
+@maker
 def stream() -> IterableDataset:
     return plain_rows().to_iterable_dataset()
 
 
+@maker
 def stream_without_names() -> IterableDataset:
-    def read() -> Iterator[dict[str, str]]:
-        yield from ({"prompt": question} for question in QUESTIONS)
-
-    return IterableDataset.from_generator(read)
+    return IterableDataset.from_generator(lambda: ({"prompt": q} for q in QUESTIONS))
 
 
-def random_model(model_class: type, config: Any) -> PreTrainedModel:
+def random_model(model_class: type, config: Any) -> Any:
     torch.manual_seed(0)
-    model: PreTrainedModel = model_class(config)
-    return model
+    return model_class(config)
 
 
-def experts(coefficient: float = 0.001) -> PreTrainedModel:
+@maker
+def experts() -> Any:
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-    config = Qwen3MoeConfig(**SIZES, **sizes, router_aux_loss_coef=coefficient, head_dim=16)
-    return random_model(Qwen3MoeForCausalLM, config)
+    return random_model(Qwen3MoeForCausalLM, Qwen3MoeConfig(**SIZES, **sizes, head_dim=16))
 
 
-def learned_positions() -> PreTrainedModel:
+@maker
+def learned_positions() -> Any:
     config = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=256)
     return random_model(GPT2LMHeadModel, config)
 
 
-def sliding_window() -> PreTrainedModel:
+@maker
+def sliding_window() -> Any:
     return random_model(MistralForCausalLM, MistralConfig(**SIZES, sliding_window=8))
 
 
-def reward_model() -> PreTrainedModel:
+@maker
+def reward_model() -> Any:
     return random_model(Qwen2ForSequenceClassification, Qwen2Config(**SIZES, num_labels=1))
 
 
-def adapted(path: Path, **settings: Any) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(str(path))
-    return get_peft_model(model, LORA)
+@maker
+def adapted() -> Any:
+    return get_peft_model(random_model(LlamaForCausalLM, LlamaConfig(**SIZES)), LORA)
 
 
 # -- the settings -------------------------------------------------------------------------------
@@ -120,15 +129,7 @@ def adapted(path: Path, **settings: Any) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """What a script asks for, and which parts are then left to TRL.
-
-    Attributes:
-        settings: of `GRPOConfig`.
-        arguments: of the trainer; a function is called for what it makes, `adapted` with the path
-            of the tiny model.
-        in_trl: the parts.
-        moves: the trainable weights move.
-    """
+    """Settings of `GRPOConfig`, arguments of the trainer, and the parts that are left to TRL."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -144,8 +145,6 @@ def arguments(*in_trl: str, **values: Any) -> Case:
     return Case(arguments=values, in_trl=in_trl)
 
 
-TRL_LOSS = (TRAINING,)
-PREFERENCE = {"reward_funcs": [reward_model], "reward_processing_classes": ["tokenizer"]}
 CASES: dict[str, Case] = {
     "defaults": Case(),
     **{f"loss-{name}": settings(loss_type=name, gradient_accumulation_steps=2)
@@ -193,7 +192,7 @@ CASES: dict[str, Case] = {
     "chat": arguments(train_dataset=chat_rows),
     "stream": arguments(train_dataset=stream),
     "stream-without-names": arguments(train_dataset=stream_without_names),
-    "reward-model": Case(arguments=PREFERENCE),
+    "reward-model": arguments(reward_funcs=reward_model, reward_processing_classes="tokenizer"),
     "reward-model-and-function": arguments(
         reward_funcs=[alternate, reward_model], reward_processing_classes=[None, "tokenizer"]
     ),
@@ -204,7 +203,6 @@ CASES: dict[str, Case] = {
     "all-unsure": Case(arguments={"reward_funcs": unsure}, moves=False),
     "async-reward": arguments(reward_funcs=[slow, alternate]),
     "column": arguments(reward_funcs=by_column),
-    "state": arguments(reward_funcs=by_state),
     "lora": arguments(peft_config=LORA),
     "lora-kl": Case({"beta": 0.1}, {"peft_config": LORA}),
     "lora-checkpointing": Case({"gradient_checkpointing": True}, {"peft_config": LORA}),
@@ -247,11 +245,7 @@ def build(
     def made(value: Any) -> Any:
         if isinstance(value, list):
             return [made(item) for item in value]
-        if value is adapted:
-            return adapted(path)
-        makers = (plain_rows, chat_rows, stream, stream_without_names, reward_model, experts,
-                  learned_positions, sliding_window)  # fmt: skip
-        return value() if value in makers else tokenizer if value == "tokenizer" else value
+        return tokenizer if value == "tokenizer" else value() if value in MAKERS else value
 
     defaults = {
         "model": str(path), "reward_funcs": alternate, "train_dataset": plain_rows,
@@ -312,14 +306,10 @@ def multiply(a: int, b: int) -> int:
 
 
 async def multiply_later(a: int, b: int) -> int:
-    """
-    Multiply two numbers.
-
-    Args:
-        a: One number.
-        b: The other number.
-    """
     return a * b
+
+
+multiply_later.__doc__ = multiply.__doc__
 
 
 class Counter:

@@ -1,4 +1,4 @@
-"""A run that is killed, stopped or cut off at any step ends as if nothing had happened."""
+"""Runs that are killed, stopped or cut off at any step end like an uninterrupted one."""
 
 import json
 import os
@@ -337,7 +337,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, config_file: Path) -
 
 
 def copy_up_to(step: int, run: Path, copy: Path) -> Path:
-    """The run as a kill would have left it whose last save was that of `step`."""
+    """Copy the run as a kill after the save of `step` would have left it."""
     shutil.copytree(run, copy)
     for later in range(step + 1, STEPS + 1):
         shutil.rmtree(copy / f"checkpoint-{later}")
@@ -371,7 +371,7 @@ def test_killed_three_times(
 
 @pytest.fixture
 def ctrl_c_allowed() -> Any:
-    """A shell starts background jobs with Ctrl-C ignored, and they inherit that."""
+    """Allow Ctrl-C: a shell starts background jobs with it ignored, and they inherit that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

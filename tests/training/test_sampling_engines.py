@@ -108,7 +108,7 @@ def test_an_engine_for_a_call_that_it_does_not_cover(tiny_llama: Path, tmp_path:
 
 @pytest.mark.parametrize("off", [0.0, 0.5])
 def test_vllm_is_compared_at_the_first_batch(off: float, tiny_llama: Path, tmp_path: Path) -> None:
-    """With a stand-in for vLLM that samples with our loop, and is off by so many nats."""
+    """With a stand-in for vLLM that samples with our loop, and is `off` nats away."""
 
     def stand_in(trainer: Any) -> None:
         model = trainer.model
@@ -137,7 +137,7 @@ def test_vllm_is_compared_at_the_first_batch(off: float, tiny_llama: Path, tmp_p
     else:
         trainer, (batch,) = trained(tiny_llama, tmp_path, stand_in)
         assert trainer._rollout._vllm_is_checked
-        # TRL corrects for vLLM by itself, with old log-probs of its own.
+        # TRL itself corrects for vLLM, with its own old log-probs.
         torch.testing.assert_close(
             batch["old_per_token_logps"] * batch["completion_mask"],
             batch["sampling_per_token_logps"], rtol=0, atol=1e-4,
@@ -149,8 +149,8 @@ def test_vllm_is_compared_at_the_first_batch(off: float, tiny_llama: Path, tmp_p
     [
         ({"sampling_engine": "fast"}, "unknown sampling_engine 'fast': use one of auto, adapter"),
         ({"sampling_token_budget": 0}, "sampling_token_budget 0: give at least 1"),
-        ({"sampling_engine": "merged", "use_vllm": True}, "both say what samples"),
-        ({"use_transformers_continuous_batching": True}, "bf16 for good: leave it out"),
+        ({"sampling_engine": "merged", "use_vllm": True}, "both choose the engine"),
+        ({"use_transformers_continuous_batching": True}, "to bf16 permanently: leave it out"),
     ],
 )
 def test_settings_that_cannot_work(settings: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Trackers and the Hub while a run trains: what fails there costs a warning, never the run."""
+"""Trackers and the Hub during a run: their failures cause a warning and never end the run."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from wandb_stand_in import running_wandb
 
 
 def with_wandb(tmp_path: Path, **more: str) -> dict[str, str]:
-    """An environment whose W&B server nobody answers for."""
+    """Return an environment with a W&B server that does not answer."""
     own = {name: value for name, value in script_environment().items() if "WANDB_" not in name}
     return own | more | {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_DIR": str(tmp_path)}
 

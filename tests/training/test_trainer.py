@@ -70,8 +70,10 @@ GATED = {
 }
 
 
-@pytest.mark.parametrize("gate", ["group", "completion"])
-@pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
+@pytest.mark.parametrize(
+    ("gate", "scale_rewards"),
+    [("group", "group"), ("completion", "group"), ("group", "batch"), ("completion", "none")],
+)
 def test_side_rewards_count_only_with_the_outcome(
     gate: str, scale_rewards: str, tiny_llama: Path, tmp_path: Path
 ) -> None:
@@ -425,7 +427,7 @@ def test_rollouts_end_at_stop_strings(
     assert sum(stopped) >= 3
     for text, row, at_stop, at_end in zip(texts, ids, stopped, ended, strict=True):
         assert not any(stop in text[:-1] for stop in stops)  # nothing follows a stop string
-        # No padding behind it: nothing is trained on that was not sampled.
+        # No padding follows: nothing is trained on that was not sampled.
         assert not at_stop or trainer._rollout.stops.length(row) == len(row)
         assert len(row) == 16 or at_stop or at_end
         assert tokenizer.decode(row, skip_special_tokens=True).startswith(text)
@@ -522,17 +524,7 @@ def test_validation_during_training_does_not_change_it(tiny_llama: Path, tmp_pat
     assert all(torch.equal(a, b) for a, b in zip(plain, validated, strict=True))
 
 
-# -- learning -----------------------------------------------------------------------------------
-
-
-def test_reward_rises(tiny_llama: Path, tmp_path: Path) -> None:
-    args = config(tmp_path, max_steps=12, learning_rate=1e-2, logging_steps=1)
-    trainer = make_trainer(SoloGRPOTrainer, tiny_llama, args, digit_share)
-    trainer.train()
-    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
-    assert len(rewards) == 12
-    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
-
+# -- the plan -------------------------------------------------------------------------------------
 
 PLANS = [
     {"num_train_epochs": 1},
@@ -543,8 +535,11 @@ PLANS = [
 ]
 
 
-@pytest.mark.parametrize("trainer_class", [SoloGRPOTrainer, GRPOTrainer])
-@pytest.mark.parametrize("settings", PLANS, ids=lambda plan: "-".join(map(str, plan.values())))
+@pytest.mark.parametrize(
+    ("trainer_class", "settings"),
+    [*((SoloGRPOTrainer, plan) for plan in PLANS), (GRPOTrainer, PLANS[3])],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
 def test_plan_names_the_steps_that_are_made(
     tiny_llama: Path, tmp_path: Path, trainer_class: type, settings: dict[str, Any]
 ) -> None:

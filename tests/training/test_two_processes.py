@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from fixed_rollouts import config, relative_gap
+from fixed_rollouts import relative_gap
 from sologrpo.files import METRICS
-from sologrpo.training.drop_in import unpacked_reason
 from sologrpo.training.packed_loss import MicroBatchLog, metrics_of_one_batch
 from tiny import ROOT
 from two_processes import CASES, sample_and_validate, train
@@ -89,13 +88,6 @@ def test_validation_is_that_of_one_process_and_logged_once(
     lines = [json.loads(line) for line in (output / METRICS).read_text().splitlines()]
     assert [line["eval_n"] for line in lines if "eval_n" in line] == [5]
     assert sum("reward" in line for line in lines) == 1
-
-
-def test_fsdp_runs_as_in_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = config(tmp_path)
-    assert unpacked_reason(args, {}) is None
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    assert "FSDP" in str(unpacked_reason(args, {}))
 
 
 def test_metrics_of_masked_micro_batches_do_not_count() -> None:
