@@ -92,11 +92,15 @@ def test_a_tracker_whose_server_is_lost_in_the_middle(
     assert (f"finish it with `wandb sync {folder}`" in printed) == lost
 
 
-def test_a_tracker_without_a_login(config_file: Path, tmp_path: Path) -> None:
-    command = ("--config", config_file, "--report_to", "wandb")
-    ended = run_script("train", *command, env=with_wandb(tmp_path))  # no netrc has this server
-    assert ended.returncode == 2
-    assert "`wandb login`" in last_line(ended.stderr)
+def test_a_tracker_without_a_login(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # no netrc has this server
+    ended = run_here("train", "--config", config_file, "--report_to", "wandb")
+    assert ended.code == 2
+    assert "`wandb login`" in last_line(ended)
     assert not (tmp_path / "run").exists()
 
 
