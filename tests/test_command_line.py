@@ -264,17 +264,6 @@ def test_the_best_adapter_is_kept_by_held_out_accuracy(
     assert not all(torch.equal(kept[name], last[name]) for name in last)
 
 
-def test_validation_at_the_end(train: Call, tmp_path: Path) -> None:
-    stderr = train(
-        *("--num_validation_examples", "4", "--eval_strategy", "steps", "--eval_steps", "2"),
-        *("--max_steps", "3"),
-    )
-    assert stderr.code == 0, stderr
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    steps = [row["step"] for row in map(json.loads, lines) if "eval_accuracy" in row]
-    assert steps == [2, 3]
-
-
 def test_a_reward_that_raises_ends_the_run_and_loses_nothing(
     train: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

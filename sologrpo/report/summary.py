@@ -71,7 +71,11 @@ def _mean_seconds(metrics: list[Record]) -> float | None:
 
 
 def time_split(metrics: list[Record]) -> list[Record]:
-    """List the components of a step, longest first, with their mean seconds and fraction."""
+    """List the components of a step, longest first, with their mean seconds and fraction.
+
+    Args:
+        metrics: rows of `metrics.jsonl`, with the components under `time/`.
+    """
     keys = {key for row in metrics for key in row if key.startswith(TIME_FAMILY)}
     means = {
         key.removeprefix(TIME_FAMILY).replace("_", " "): fmean(value for _, value in found)

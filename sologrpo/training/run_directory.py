@@ -214,7 +214,13 @@ def _print(line: str) -> None:
 
 
 def resolved_config(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> dict[str, Any]:
-    """Collect every setting with its value, as plain YAML types; tokens masked."""
+    """Collect every setting with its value, as plain YAML types; tokens masked.
+
+    Args:
+        run: our settings.
+        args: TRL's and those of our trainer.
+        model: TRL's, of the model.
+    """
     merged = {**vars(run), **args.to_dict(), **vars(model)}
     public = {key: value for key, value in merged.items() if not key.startswith("_")}
     plain: dict[str, Any] = json.loads(json.dumps(public, default=str))  # enumerations by value

@@ -117,19 +117,10 @@ def add_config(run_dir: Path, lines: str) -> None:
 def test_full_report(finished: Path) -> None:
     page = page_at(finished / "report.html")
     for expected in (
-        "quickstart",
-        "HuggingFaceTB/SmolLM2-135M",
+        "quickstart", "HuggingFaceTB/SmolLM2-135M", "newly right", "newly wrong", "share",
         "33.3 %",  # baseline: 20 of 60
-        "newly right",
-        "newly wrong",
-        "share",
-        "sampling",
-        "packages.trl",
-        "step 40",
-        "latest step first",
-        "answer_correctness",
-        "read_as",
-    ):
+        "sampling", "packages.trl", "step 40", "latest step first", "answer_correctness", "read_as",
+    ):  # fmt: skip
         assert expected in page.text, expected
     figures = figures_of(finished / "report.html")
     assert len(figures) == 13  # the accuracies, and the panels whose metrics this run logs
@@ -242,10 +233,7 @@ def test_first_step_only(tmp_path: Path) -> None:
     write_lines(tmp_path / "metrics.jsonl", [metric_row(1, random.Random(0))])
     figures = figures_of(write_report(tmp_path))
     assert len(figures) > 5
-    assert {trace["mode"] for f in figures.values() for trace in f["data"]} <= {
-        "markers",
-        "lines+markers",
-    }
+    assert all("markers" in trace["mode"] for f in figures.values() for trace in f["data"])
 
 
 def test_reward_curve_png(tmp_path: Path) -> None:
@@ -453,14 +441,9 @@ def test_a_long_run_is_cut_and_says_so(tmp_path: Path) -> None:
 def test_empty_run(tmp_path: Path) -> None:
     page = page_at(write_report(tmp_path))
     for expected in (
-        "No evaluation yet",
-        "No steps logged yet",
-        "logged no times",
-        "Nothing to compare yet",
-        "No completions logged yet",
-        "No config.yaml",
-        "No environment.json",
-    ):
+        "No evaluation yet", "No steps logged yet", "logged no times", "Nothing to compare yet",
+        "No completions logged yet", "No config.yaml", "No environment.json",
+    ):  # fmt: skip
         assert expected in page.text
     assert png_size(tmp_path / "reward_curve.png")[0] == 1800
 
@@ -556,6 +539,7 @@ def test_comparison(run_dir: Path, slower: Path) -> None:
     assert legend_of(figures["Reward"]) == ["quickstart", "slower"]
     assert legend_of(figures["KL from the reference model (nats per token)"]) == ["quickstart"]
     assert "Validation, greedy: format as asked" in figures
+    assert section(path, "curves").count("Held-out problems") == 1
     assert "hf_" not in path.read_text(encoding="utf-8")
 
 
@@ -565,11 +549,9 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
         run.mkdir(parents=True)
     page = page_at(write_comparison(runs, tmp_path / "both.html"))
     for expected in (
-        "a/quickstart · b/quickstart",
-        "No run was evaluated",
-        "No steps logged yet",
+        "a/quickstart · b/quickstart", "No run was evaluated", "No steps logged yet",
         "No difference in 0 values",
-    ):
+    ):  # fmt: skip
         assert expected in page.text
 
 

@@ -152,12 +152,8 @@ def played(run: Path, terminal: bool, **settings: Any) -> str:
     return printed
 
 
-@pytest.mark.parametrize(
-    ("steps", "seconds", "says"),
-    [(30, 27.0, "about 14 min for the other 30 steps, 27.0 s each"), (1000, 30, "about 8.3 h ")],
-)
-def test_time_of_the_other_steps(steps: int, seconds: float, says: str) -> None:
-    assert says in time_line(steps, seconds)
+def test_time_of_the_other_steps_in_hours() -> None:
+    assert "about 8.3 h " in time_line(1000, 30.0)
 
 
 def test_without_a_terminal_all_is_plain_lines(tmp_path: Path) -> None:
