@@ -11,15 +11,13 @@ from sologrpo.config import parse_config
 from sologrpo.data import load_train_and_validation
 from sologrpo.environment import prepare_process
 from sologrpo.errors import one_line_errors
-from sologrpo.export import PushToHub, run_repository, save_adapter, write_card
-from sologrpo.files import ADAPTER
+from sologrpo.export import PushToHub, save_adapter
 from sologrpo.model import load_base_model, load_tokenizer
 from sologrpo.plan import print_plan
 from sologrpo.report import write_report
 from sologrpo.training import (
     build_trainer,
     open_run_directory,
-    prepare_trackers,
     rehearse,
     tolerate_tracker_failures,
     train,
@@ -30,7 +28,7 @@ from sologrpo.training import (
 def main() -> None:
     """Run the stages of training."""
     prepare_process()
-    run, args, model_args = parse_config()
+    run, args, model_args = settings = parse_config()
     console = Console(quiet=args.process_index != 0)
 
     # Bad input is found before the run directory is made.
@@ -40,27 +38,20 @@ def main() -> None:
     print_plan(console, run, args, model_args, datasets[0], tokenizer, rewards)
     if run.dry_run:
         return
-    prepare_trackers(args, console)
-    repository = run_repository(args)
 
-    opened = open_run_directory(run, args, model_args)
-    push = PushToHub(args, repository, console)
+    push = PushToHub(args, console)
+    opened = open_run_directory(run, args, model_args, console)
     model = load_base_model(model_args, args.trust_remote_code)
-    trainer = build_trainer(
-        (run, args, model_args), model, rewards, datasets, tokenizer, console, callbacks=[push]
-    )
+    trainer = build_trainer(settings, model, rewards, datasets, tokenizer, console, [push])
     rehearse(trainer, run, console)
     with tolerate_tracker_failures(trainer, console):
         train(trainer, opened)
-        adapter = opened.directory / ADAPTER
-        save_adapter(trainer, adapter)
+        save_adapter(trainer, opened.adapter)
         if trainer.is_world_process_zero():
             report = write_report(opened.directory)
-            base = str(model_args.model_name_or_path)
-            write_card(adapter, "adapter", opened.directory.name, opened.directory, base)
-            console.print(f"adapter  {adapter}\nreport   {report}")
-            push.finish(adapter)
-            console.print(f"next     sologrpo evaluate --run {args.output_dir}")
+            console.print(f"adapter  {opened.adapter}\nreport   {report}")
+            push.finish(opened.adapter, str(model_args.model_name_or_path))
+            console.print(f"next     sologrpo evaluate --run {opened.directory}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Run the command line: `sologrpo train --config quickstart`.
 
-Each command is a script of the project (`train.py`, `evaluate.py`) or the `main` of a room. It is
-imported when it is called, so that `sologrpo --help` answers at once.
+Each command is a script of the project (`train.py`, `evaluate.py`) or the `main` of a module. It is
+imported when it is called, so that `sologrpo --help` is fast.
 """
 
 import argparse

@@ -44,7 +44,9 @@ class Parser(HfArgumentParser):  # type: ignore[misc]
             if key in self._renamed:
                 raise InputError(f"unknown key {key!r}: here it is {self._renamed[key]}")
             near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "; see docs/configuration.md"
+            hint = (
+                f"; did you mean {near[0]!r}?" if near else "; see --help, or docs/configuration.md"
+            )
             raise InputError(f"unknown key {key!r}{hint}")
 
     def parse_known_args(

@@ -1,4 +1,4 @@
-"""The process and its environment: prepare it; versions, device and git commit."""
+"""Prepare the process, and describe where it runs: versions, device and git commit."""
 
 import platform
 import re

@@ -23,11 +23,11 @@ P = ParamSpec("P")
 
 
 class InputError(ValueError):
-    """The user's input cannot work; the message is one line and tells how to fix it."""
+    """Raised for bad input; the message is one line and tells how to fix it."""
 
 
 class RunError(RuntimeError):
-    """A run has to stop; the message is one line and tells how to fix it."""
+    """Raised when a run has to stop; the message is one line and tells how to fix it."""
 
 
 # Libraries raise these for a file that is not what they expect: config files with a list instead of

@@ -1,4 +1,4 @@
-"""A made-up run directory with every file of the layout, and one that attacks the page."""
+"""Make up run directories: one with every file of the layout, one that attacks the page."""
 
 import json
 import random
@@ -18,7 +18,7 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def metric_row(step: int, rng: random.Random) -> dict[str, Any]:
-    """A logged step of a run that learns the format first and the answers slowly."""
+    """Make a logged step of a run that learns the format first and the answers slowly."""
     form = min(1.0, 0.2 + step / 15) + rng.gauss(0, 0.04)
     answer = 0.5 + step / STEPS + rng.gauss(0, 0.15)
     return {
@@ -55,7 +55,7 @@ def metric_rows() -> list[dict[str, Any]]:
 
 
 def write_completions(folder: Path, step: int) -> None:
-    """A log as TRL writes it: chat lists for prompt and completion, a column a reward.
+    """Write a log as TRL does: chat lists for prompt and completion, a column per reward.
 
     Two groups of eight. The first is told apart by its rewards, the second has no signal.
     """
@@ -115,7 +115,7 @@ def write_eval(run_dir: Path, label: str, right: list[bool], **extra: Any) -> No
 
 
 def write_run(root: Path) -> Path:
-    """A finished run."""
+    """Write a finished run."""
     root.mkdir(parents=True)
     config = "model_name_or_path: HuggingFaceTB/SmolLM2-135M\nlearning_rate: 1.0e-05\n"
     config += "hub_token: hf_secret\nlora_target_modules: [q_proj, v_proj]\n"

@@ -1,4 +1,4 @@
-"""A long run on the tiny model: nothing grows from step to step, and nothing is missing at the end.
+"""Train the tiny model for long: nothing grows from step to step, and nothing is missing.
 
     make soak
 
@@ -29,10 +29,10 @@ EVERY = 0.5  # seconds between two looks at the process
 
 @dataclass(frozen=True)
 class Trend:
-    """A straight line through measurements of the steps between the warm-up and the last one.
+    """Straight line through measurements of the steps between the warm-up and the last one.
 
     Attributes:
-        slope: change a step.
+        slope: change per step.
         error: standard error of the slope.
         level: mean.
     """
@@ -43,7 +43,7 @@ class Trend:
 
     @property
     def growth(self) -> float:
-        """Share by which it grows over the whole run, as far as that is certain."""
+        """Return the share by which it grows over the whole run, as far as that is certain."""
         certain = max(0.0, self.slope - 3 * self.error)
         return certain * STEPS / self.level
 
@@ -122,6 +122,6 @@ def test_three_hundred_steps(
         print()
         for name, found in trends.items():
             print(f"{name:<15} {found.level:10.3f} mean, {found.slope:+.6f} "
-                  f"+- {found.error:.6f} a step")  # fmt: skip
+                  f"+- {found.error:.6f} per step")  # fmt: skip
     for name, found in trends.items():
         assert found.growth < 0.05, name

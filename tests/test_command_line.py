@@ -1,4 +1,4 @@
-"""The command line, as users meet it: two steps of training, evaluation, and bad input."""
+"""Command line of the scripts: two steps of training, evaluation, and bad input."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def runs(work: Path, config_file: Path) -> tuple[Path, Path, str]:
 
 @pytest.fixture(scope="module")
 def evaluated(work: Path, runs: tuple[Path, Path, str]) -> tuple[Path, str]:
-    """The folder of the merged model of the first run, and what its evaluation printed."""
+    """Evaluate the first run; return the folder of the merged model, and the output."""
     merged = work / "merged"
     printed = run_here("evaluate", "--run", runs[0], "--save_merged", merged)
     assert printed.code == 0, printed
@@ -262,17 +262,6 @@ def test_the_best_adapter_is_kept_by_held_out_accuracy(
     last = load_file(str(run / "checkpoint-3" / "adapter_model.safetensors"))
     assert all(torch.equal(kept[name], best[name]) for name in best)
     assert not all(torch.equal(kept[name], last[name]) for name in last)
-
-
-def test_validation_at_the_end(train: Call, tmp_path: Path) -> None:
-    stderr = train(
-        *("--num_validation_examples", "4", "--eval_strategy", "steps", "--eval_steps", "2"),
-        *("--max_steps", "3"),
-    )
-    assert stderr.code == 0, stderr
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    steps = [row["step"] for row in map(json.loads, lines) if "eval_accuracy" in row]
-    assert steps == [2, 3]
 
 
 def test_a_reward_that_raises_ends_the_run_and_loses_nothing(

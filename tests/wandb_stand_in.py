@@ -1,4 +1,4 @@
-"""A W&B server on loopback that takes a run, as far as its client asks, until it is told to go."""
+"""Serve as W&B on loopback: enough for its client to log a run, until it is told to stop."""
 
 import json
 from collections.abc import Iterator

@@ -17,28 +17,10 @@ from transformers.trainer_utils import HubStrategy
 from sologrpo.console import print_line, print_warning
 from sologrpo.errors import first_line
 from sologrpo.export.hub import check_repository_name, open_repository, push_folder
+from sologrpo.export.model_card import write_card
 from sologrpo.files import CHECKPOINT
 
 LAST = "last-checkpoint"  # its folder in the repository, named as transformers does
-
-
-def run_repository(args: TrainingArguments) -> str | None:
-    """Create the repository of the run and check that it can be written to.
-
-    Args:
-        args: `push_to_hub`, `hub_model_id` and `hub_private_repo` are read.
-
-    Returns:
-        Its full name, `USER/NAME`; None if nothing is pushed.
-
-    Raises:
-        InputError: if the name is not valid, or the repository cannot be written to.
-    """
-    if not args.push_to_hub or args.process_index != 0:
-        return None
-    name = args.hub_model_id or Path(args.output_dir).absolute().name
-    check_repository_name(name)
-    return open_repository(name, bool(args.hub_private_repo))
 
 
 class PushToHub(TrainerCallback):  # type: ignore[misc]
@@ -47,11 +29,17 @@ class PushToHub(TrainerCallback):  # type: ignore[misc]
     `end` pushes only the adapter; `all_checkpoints` gives each checkpoint its folder, any other
     strategy keeps the latest. A checkpoint that is saved during an upload is left out, unless
     `hub_always_push`.
+
+    Args:
+        args: `push_to_hub`, `hub_model_id` and `hub_private_repo` are read.
+        console: for warnings, and the address of the adapter.
+
+    Raises:
+        InputError: if the repository's name is not valid, or it cannot be written to.
     """
 
-    def __init__(self, args: TrainingArguments, repository: str | None, console: Console) -> None:
-        args.push_to_hub = False  # before the trainer reads it: this class pushes instead
-        self._repository = repository
+    def __init__(self, args: TrainingArguments, console: Console) -> None:
+        self._repository = _open_run_repository(args)
         self._console = console
         self._api = HfApi()
         self._last: Future[str] | None = None
@@ -77,12 +65,14 @@ class PushToHub(TrainerCallback):  # type: ignore[misc]
             lambda upload: self._warn_if_failed(upload, name, "later checkpoints are still pushed")
         )
 
-    def finish(self, adapter: Path) -> None:
-        """Wait for the checkpoint that is being uploaded, then push the adapter.
+    def finish(self, adapter: Path, base_model: str) -> None:
+        """Write the adapter's model card; push the adapter after the last checkpoint.
 
         Args:
             adapter: folder of the trained adapter, in the run directory.
+            base_model: name or path.
         """
+        write_card(adapter, "adapter", adapter.parent.name, adapter.parent, base_model)
         if self._repository is None:
             return
         upload = self._api.run_as_future(
@@ -99,3 +89,12 @@ class PushToHub(TrainerCallback):  # type: ignore[misc]
                 self._console, f"{what} is not on the Hub: {first_line(error)}; {next_step}"
             )
         return error is not None
+
+
+def _open_run_repository(args: TrainingArguments) -> str | None:
+    """Create the repository of the run, check that it is writable, and return its full name."""
+    if not args.push_to_hub or args.process_index != 0:
+        return None
+    name = args.hub_model_id or Path(args.output_dir).absolute().name
+    check_repository_name(name)
+    return open_repository(name, bool(args.hub_private_repo))

@@ -34,6 +34,7 @@ MIN_FREE_DISK = 5 * 2**30
 # A 4-bit 8B model in training, docs/configuration.md; below it only smaller models fit.
 COMFORTABLE_GPU = 15 * 2**30
 TESTED = "trl"  # its private methods are overridden, so its range of versions is closed
+REINSTALL = "pip install --upgrade sologrpo, or make clean setup in a checkout"
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
@@ -75,7 +76,7 @@ def check_packages() -> Finding:
         if installed not in requirement.specifier:
             wrong.append(f"{requirement.name} {installed} is not {requirement.specifier}")
     if wrong:
-        return Finding("error", "; ".join(wrong), "make clean setup")
+        return Finding("error", "; ".join(wrong), REINSTALL)
     return Finding("ok", f"{TESTED} {metadata.version(TESTED)}, as tested; the others as required")
 
 
@@ -215,7 +216,7 @@ def examine(check: Callable[[], Finding]) -> Finding:
         return check()
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        return Finding("error", f"{type(error).__name__}: {reason}"[:300], "make clean setup")
+        return Finding("error", f"{type(error).__name__}: {reason}"[:300], REINSTALL)
 
 
 @one_line_errors

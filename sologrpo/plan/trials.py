@@ -1,4 +1,4 @@
-"""Completions to try rewards on: right answers to the training rows, and tricks without one.
+"""Write completions to try rewards on: right answers to the training rows, and tricks without one.
 
 `Bench` scores them with a reward, called as TRL calls it.
 """

@@ -55,12 +55,13 @@ def draw_chapters(
         for panel in panels:
             lines = lines_of(panel, metrics, labels)
             curves = [(key, label, series(metrics, key)) for key, label in lines.items()]
-            logged = [points for _, _, points in curves if points]
-            if logged and all(map(is_zero, logged)):
+            if not any(points for _, _, points in curves):
+                continue
+            if all(is_zero(points) for _, _, points in curves):
                 zero.append(panel.title)
-            elif logged:
-                right = series(metrics, panel.right) if panel.right else []
-                drawn.setdefault(chapter, []).append(_line_chart(panel, curves, right))
+                continue
+            right = series(metrics, panel.right) if panel.right else []
+            drawn.setdefault(chapter, []).append(_line_chart(panel, curves, right))
     return drawn, zero
 
 
@@ -73,19 +74,29 @@ def draw_overlays(runs: dict[str, list[Record]]) -> dict[str, list[Record]]:
     Returns:
         Charts by chapter.
     """
-    drawn: dict[str, list[Record]] = {}
+    drawn = {}
     everything = [row for metrics in runs.values() for row in metrics]
     for chapter, panels in load_chapters().items():
-        for panel in panels:
-            lines = list(lines_of(panel, everything, {}).items())[: panel.compared]
-            for key, label in lines:
-                curves = [(key, name, series(metrics, key)) for name, metrics in runs.items()]
-                if not all(is_zero(points) for _, _, points in curves):
-                    single = panel.compared == 1 or key == REWARD
-                    title = panel.title if single else f"{panel.title}: {label}"
-                    one = replace(panel, title=title, right=None)
-                    drawn.setdefault(chapter, []).append(_line_chart(one, curves, legend=True))
+        compared = [
+            (panel, key, label)
+            for panel in panels
+            for key, label in list(lines_of(panel, everything, {}).items())[: panel.compared]
+        ]
+        charts = [chart for line in compared if (chart := _overlay(*line, runs))]
+        if charts:
+            drawn[chapter] = charts
     return drawn
+
+
+def _overlay(panel: Panel, key: str, label: str, runs: dict[str, list[Record]]) -> Record | None:
+    """Draw one metric of several runs; None if it is zero or missing in all of them."""
+    curves = [(key, name, series(metrics, key)) for name, metrics in runs.items()]
+    if all(is_zero(points) for _, _, points in curves):
+        return None
+    single = panel.compared == 1 or key == REWARD
+    title = panel.title if single else f"{panel.title}: {label}"
+    hint = panel.hint if key in list(panel.lines)[:1] else ""
+    return _line_chart(replace(panel, title=title, hint=hint, right=None), curves, overlay=True)
 
 
 def draw_accuracies(scores: Sequence[Record]) -> Record | None:
@@ -119,20 +130,21 @@ def draw_accuracies(scores: Sequence[Record]) -> Record | None:
             "tickvals": [*range(len(shown))],
             "ticktext": [html.escape(row["label"]) for row in shown],
             "ticklabelposition": "inside top",
+            "ticklabelshift": 6,
         },
     }
     return _chart("Accuracy on the test problems", "", [trace], layout)
 
 
 def _line_chart(
-    panel: Panel, curves: Sequence[Curve], right: Points | None = None, *, legend: bool = False
+    panel: Panel, curves: Sequence[Curve], right: Points | None = None, *, overlay: bool = False
 ) -> Record:
     """Draw curves over training steps.
 
     Args:
         curves: one without points leaves its colour unused.
         right: points of the panel's metric on the right.
-        legend: show the legend of a single curve too.
+        overlay: of several runs: shows the legend of a single curve too, and no dots.
     """
     styled = list(zip(curves, cycle(STYLES), strict=False))
     traces = [t for curve, style in styled for t in _traces(*curve, *style, panel.percent)]
@@ -141,11 +153,13 @@ def _line_chart(
         traces += _traces(panel.right, name, right, VALIDATION_COLOUR, "solid", percent=True)
         traces[-1].yaxis = "y2"
     steps = [step for trace in traces for step in trace.x]
+    if overlay:
+        traces = [trace for trace in traces if trace.mode != "markers"]
     rows = len({trace.name for trace in traces}) // 2
     layout: Record = {
         "height": HEIGHT + ROW_HEIGHT * rows,
         "hovermode": "x unified",
-        "showlegend": legend or rows > 0,
+        "showlegend": overlay or rows > 0,
         "xaxis": {
             "unifiedhovertitle": {"text": "step %{x}"},
             "dtick": 1 if max(steps) - min(steps) < 8 else None,

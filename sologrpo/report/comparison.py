@@ -14,7 +14,11 @@ OWN_NAMES = {"output_dir", "logging_dir", "run_name"}
 
 
 def comparison_page(runs: Sequence[Run]) -> Record:
-    """Return the values of the template for runs with different names, at least two."""
+    """Return the values of the template.
+
+    Args:
+        runs: at least two, with different names. The others are compared with the first.
+    """
     scores = [
         {**score(evaluation), "label": f"{run.name}, {evaluation.label}"}
         for run in runs
@@ -35,7 +39,11 @@ def comparison_page(runs: Sequence[Run]) -> Record:
 
 
 def distinct_names(run_dirs: Sequence[Path]) -> list[str]:
-    """Name runs by their folder, with as many of its parents as are needed to tell them apart."""
+    """Name runs by their folder, with as many of its parents as are needed to tell them apart.
+
+    Args:
+        run_dirs: all different.
+    """
     parts = [run_dir.resolve().parts for run_dir in run_dirs]
     depth = 1
     while len({path[-depth:] for path in parts}) < len({*parts}):

@@ -97,7 +97,7 @@ def _rates(results: Record) -> dict[str, str]:
         spread = lookup(results, "completion_tokens", key)
         ends = [_cell(lookup(spread, name), number) for name in ("p50", "p95")]
         cells[title] = " / ".join(ends) if all(ends) else ""
-    cells["tokens a second"] = _cell(results.get("tokens_per_second"), one_decimal)
+    cells["tokens per second"] = _cell(results.get("tokens_per_second"), one_decimal)
     return cells
 
 
@@ -132,7 +132,11 @@ def kinds(evaluations: Sequence[Evaluation]) -> list[Record]:
 
 
 def before_and_after(evaluations: Sequence[Evaluation]) -> Record:
-    """Compare each later evaluation with the baseline, and list the problems of the first."""
+    """Compare each later evaluation with the baseline, and list the problems of the first.
+
+    Args:
+        evaluations: of one run, the baseline first.
+    """
     before = next(filter(is_baseline, evaluations), None)
     later = [evaluation for evaluation in evaluations if not is_baseline(evaluation)]
     comparisons = [
@@ -168,7 +172,15 @@ def _stated_comparison(after: Evaluation) -> Record | None:
 
 
 def compare(before: Evaluation, after: Evaluation) -> Record | None:
-    """Compare two evaluations problem by problem; None unless the problems are the same."""
+    """Compare two evaluations problem by problem.
+
+    Args:
+        before: the one to compare with.
+        after: the one whose gain is returned.
+
+    Returns:
+        Accuracies, difference, its interval and p-value; None unless all problems are the same.
+    """
     pairs = _pairs(before, after)
     if not pairs or {len(before.records), len(after.records)} != {len(pairs)}:
         return None

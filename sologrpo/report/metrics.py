@@ -70,7 +70,12 @@ def _family(prefix: str, metrics: list[Record], labels: dict[str, str]) -> dict[
 
 
 def reward_labels(config: Record) -> dict[str, str]:
-    """Name each reward that has a weight: `strict_format (weight 0.2)`."""
+    """Name each reward that has a weight: `strict_format (weight 0.2)`.
+
+    Args:
+        config: content of `config.yaml`; without `rewards` and `reward_weights` of one length, no
+            reward is named.
+    """
     names, weights = config.get("rewards"), config.get("reward_weights")
     if not isinstance(names, list) or not isinstance(weights, list) or len(names) != len(weights):
         return {}
@@ -95,6 +100,10 @@ def series(metrics: list[Record], key: str) -> Points:
 
     A step that was trained again after a resume counts once.
 
+    Args:
+        metrics: rows of `metrics.jsonl`, in any order.
+        key: name of the metric.
+
     Example:
         >>> series([{"step": 2, "kl": 0.5}, {"step": 1, "kl": 0.1}, {"step": 3, "kl": None}], "kl")
         [(1, 0.1), (2, 0.5)]
@@ -108,7 +117,12 @@ def series(metrics: list[Record], key: str) -> Points:
 
 
 def moving_average(values: Sequence[float], window: int) -> list[float]:
-    """Average each value with the `window - 1` values before it (fewer at the start)."""
+    """Average each value with those before it.
+
+    Args:
+        values: of consecutive logged steps.
+        window: number of values to average; fewer are at the start.
+    """
     return [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
 
 
@@ -118,7 +132,12 @@ def smoothing_window(count: int) -> int:
 
 
 def smoothed(key: str, points: Points) -> Points:
-    """Return the points that are drawn of a metric: moving averages, but for a few metrics."""
+    """Return the points that are drawn of a metric: moving averages, but for a few metrics.
+
+    Args:
+        key: name of the metric, which decides whether it is averaged.
+        points: all its points, sorted by step.
+    """
     if key.startswith(UNSMOOTHED):
         return points
     averages = moving_average([value for _, value in points], smoothing_window(len(points)))

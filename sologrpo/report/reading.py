@@ -49,6 +49,9 @@ class Run:
 def read_run(run_dir: Path) -> Run:
     """Read a run directory, in which any file may be missing or unfinished.
 
+    Args:
+        run_dir: as `train.py` writes it.
+
     Raises:
         InputError: if there is no such directory.
     """

@@ -20,7 +20,7 @@ def facts(run: Run) -> Rows:
         ("validation, start → end", _percent_change(accuracy)),
         ("model", Path(str(run.config.get("model_name_or_path") or "")).name),
         ("steps", _steps_of_total(run.metrics) if steps else ""),
-        ("seconds a step", number(seconds, 1) if seconds else ""),
+        ("seconds per step", number(seconds, 1) if seconds else ""),
         ("time in steps", duration(seconds * steps) if seconds and steps else ""),
     ]
     return [(name, value) for name, value in rows if value]
@@ -71,7 +71,11 @@ def _mean_seconds(metrics: list[Record]) -> float | None:
 
 
 def time_split(metrics: list[Record]) -> list[Record]:
-    """List the components of a step, longest first, with their mean seconds and fraction."""
+    """List the components of a step, longest first, with their mean seconds and fraction.
+
+    Args:
+        metrics: rows of `metrics.jsonl`, with the components under `time/`.
+    """
     keys = {key for row in metrics for key in row if key.startswith(TIME_FAMILY)}
     means = {
         key.removeprefix(TIME_FAMILY).replace("_", " "): fmean(value for _, value in found)

@@ -27,6 +27,10 @@ def finite(value: Any) -> float | None:
 def lookup(record: Any, *keys: str) -> Any:
     """Follow keys through nested mappings.
 
+    Args:
+        record: of any type; the result is None where it is not a mapping.
+        keys: from the outside in.
+
     Example:
         >>> lookup({"tokens": {"p50": 87}}, "tokens", "p50")
         87
@@ -78,7 +82,12 @@ def _message_text(message: Any) -> tuple[str, str]:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Cut a text to `limit` characters and append how many were cut."""
+    """Cut a text and append how many characters were cut.
+
+    Args:
+        text: of any length.
+        limit: number of characters to keep.
+    """
     if len(text) <= limit:
         return text
     return f"{text[:limit]}\n[… {len(text) - limit:,} more characters]"
@@ -86,6 +95,10 @@ def shorten(text: str, limit: int) -> str:
 
 def flatten(record: Record, prefix: str = "") -> Rows:
     """List a nested mapping as dotted names and printable values, with secrets hidden.
+
+    Args:
+        record: a config or an environment.
+        prefix: put before each name.
 
     Example:
         >>> flatten({"packages": {"trl": "1.16.0"}, "hub_token": "hf_x"})
@@ -105,7 +118,11 @@ def flatten(record: Record, prefix: str = "") -> Rows:
 
 
 def fair_shares(counts: Iterable[int], limit: int) -> list[int]:
-    """Choose how many of each count to take, `limit` in total, without cutting the small ones.
+    """Choose how many of each count to take, without cutting the small ones.
+
+    Args:
+        counts: how many there are of each.
+        limit: sum of what to take.
 
     Example:
         >>> fair_shares([3, 500, 20, 500], 123)

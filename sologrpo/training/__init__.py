@@ -3,14 +3,13 @@
 from sologrpo.training.rehearsal import rehearse
 from sologrpo.training.run import build_trainer, train
 from sologrpo.training.run_directory import open_run_directory
-from sologrpo.training.tracking import prepare_trackers, tolerate_tracker_failures
+from sologrpo.training.tracking import tolerate_tracker_failures
 from sologrpo.training.trainer import SoloGRPOTrainer
 
 __all__ = [
     "SoloGRPOTrainer",
     "build_trainer",
     "open_run_directory",
-    "prepare_trackers",
     "rehearse",
     "tolerate_tracker_failures",
     "train",

@@ -187,13 +187,23 @@ def _bar(console: Console) -> Progress:
 
 
 def time_line(steps: int, seconds: float) -> str:
-    """Estimate the time of the remaining steps, from the seconds of one."""
+    """Estimate the time of the remaining steps, from the seconds of one.
+
+    >>> time_line(30, 27.0)
+    'time     about 14 min for the other 30 steps, 27.0 s each'
+    """
     left = duration(steps * seconds)
     return f"time     about {left} for the other {steps} steps, {seconds:.1f} s each"
 
 
 def step_line(step: int, max_steps: int, logs: dict[str, Any]) -> str:
-    """Describe a training step in one line: rewards first, then how it trained, then the time."""
+    """Describe a training step in one line: rewards first, then how it trained, then the time.
+
+    Args:
+        step: that has ended, counted from 1.
+        max_steps: of the run.
+        logs: metrics of the step; those that are missing are left out.
+    """
     parts = [f"step {step:>{len(str(max_steps))}}/{max_steps}"]
     if "reward" not in logs:
         parts.append("same completions again")

@@ -101,6 +101,10 @@ def set_aside_incomplete(directory: Path, last_complete: Path | None) -> None:
     """Rename the checkpoints after the last complete one to `partial-checkpoint-N`.
 
     They cannot stay: the next save would write into them, and rotation would count them.
+
+    Args:
+        directory: of the run.
+        last_complete: the checkpoint to resume from; None renames all.
     """
     step = -1 if last_complete is None else step_of(last_complete)
     for checkpoint in (path for path in checkpoints_of(directory) if step_of(path) > step):
@@ -117,6 +121,10 @@ def set_aside_incomplete(directory: Path, last_complete: Path | None) -> None:
 def save_generation_state(trainer: GRPOTrainer, checkpoint: Path) -> None:
     """Complete a checkpoint that transformers is writing, before it rotates the older ones.
 
+    Args:
+        trainer: between two optimizer steps.
+        checkpoint: folder, which holds the random states already.
+
     Raises:
         OSError: if the disk is full or read-only.
     """
@@ -125,7 +133,12 @@ def save_generation_state(trainer: GRPOTrainer, checkpoint: Path) -> None:
 
 
 def load_generation_state(trainer: GRPOTrainer, checkpoint: Path) -> None:
-    """Put back what `save_generation_state` saved."""
+    """Put back what `save_generation_state` saved.
+
+    Args:
+        trainer: about to take its first step.
+        checkpoint: one that holds the generation state of this process.
+    """
     file = generation_state_file(checkpoint, trainer.args)
     state = torch.load(file, map_location=trainer.args.device, weights_only=True)
     trainer._step = state["step"]
@@ -232,6 +245,10 @@ def train_from(trainer: GRPOTrainer, checkpoint: Path | None) -> None:
 
     transformers compares the step with `max_steps` after a step, not before: resumed at its last
     checkpoint, a finished run would take a step too many.
+
+    Args:
+        trainer: any `GRPOTrainer`.
+        checkpoint: where to resume; None to start from the beginning.
     """
     planned = optimizer_steps(trainer.args, len(trainer.train_dataset))
     if checkpoint is not None and step_of(checkpoint) >= planned:
@@ -252,7 +269,11 @@ def _result_of(last: Path, args: TrainingArguments) -> str:
 def print_resume_hint(args: TrainingArguments) -> Iterator[None]:
     """Print which checkpoint is complete if the training within stops or fails.
 
-    Ctrl-C becomes exit code 130 here: a traceback would bury the line.
+    Args:
+        args: of the run.
+
+    Raises:
+        SystemExit: 130 after Ctrl-C, whose traceback would bury the line.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""Which parts of a run are left to TRL, so that ours takes the place of `GRPOTrainer` anywhere.
+"""Decide which parts of a run are left to TRL, so that our trainer can replace `GRPOTrainer`.
 
-What our trainer speeds up covers text, one turn, and losses that are sums over rows. Everything
-else runs as in TRL. Here it is decided, from the arguments of the trainer, what does.
+Our trainer speeds up text, a single turn, and losses that are sums over rows. Everything else runs
+as in TRL. The arguments of the trainer decide.
 """
 
 import copy

@@ -100,7 +100,7 @@ class SharedPrompts:
 
     @classmethod
     def of(cls, inputs: Batch, hidden_size: int) -> "SharedPrompts":
-        """Number the distinct prompts of a batch."""
+        """Index the distinct prompts of a batch."""
         _, prompt_of_row = torch.unique(inputs["prompt_ids"], dim=0, return_inverse=True)
         return cls(prompt_of_row.tolist(), hidden_size)
 

@@ -43,6 +43,7 @@ def build_trainer(
         callbacks: further ones, called last.
     """
     run, args, model_args = settings
+    args.push_to_hub = False  # what transformers' push does badly, a callback does (export)
     trainer_class = SoloGRPOTrainer if run.trainer == "solo" else GRPOTrainer
     trainer = trainer_class(
         model=model,

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
+from rich.console import Console
 from trl import ModelConfig
 
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
@@ -31,6 +32,7 @@ from sologrpo.training.checkpoint import (
     set_aside_incomplete,
     step_of,
 )
+from sologrpo.training.tracking import prepare_trackers
 
 # Beginnings of keys that must not change when a run is resumed: the checkpoint's weights, optimizer
 # and position in the data mean nothing under others.
@@ -54,7 +56,7 @@ FREE = (
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run directory that is ours.
+    """Hold an opened run directory: no other process trains there.
 
     Attributes:
         directory: `output_dir`.
@@ -70,6 +72,11 @@ class OpenedRun:
     settings: dict[str, Any]
     dtype: str
 
+    @property
+    def adapter(self) -> Path:
+        """Return the folder of the trained adapter."""
+        return self.directory / ADAPTER
+
     def describe(self) -> None:
         """Write the settings to `config.yaml`, and what they met here to `environment.json`."""
         text = yaml.safe_dump(self.settings, sort_keys=True, allow_unicode=True)
@@ -78,7 +85,9 @@ class OpenedRun:
         write_atomically(self.directory / ENVIRONMENT, json.dumps(facts, indent=2))
 
 
-def open_run_directory(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> OpenedRun:
+def open_run_directory(
+    run: RunArguments, args: SoloGRPOConfig, model: ModelConfig, console: Console
+) -> OpenedRun:
     """Make the run directory, or choose the checkpoint to resume from; keep other processes out.
 
     Every command line may contain `--resume`: without a run there, or without a complete
@@ -89,11 +98,12 @@ def open_run_directory(run: RunArguments, args: SoloGRPOConfig, model: ModelConf
         run: `resume` is used.
         args: `output_dir` is the directory.
         model: compared with the settings of the run to resume.
+        console: for warnings.
 
     Raises:
         InputError: if the directory already holds a run and `--resume` is missing, if that run
-            cannot be resumed with these settings, or if another process is training there. The
-            directory is left untouched then.
+            cannot be resumed with these settings, if another process is training there, or if a
+            tracker needs a login. The directory is left untouched then.
     """
     directory = Path(args.output_dir)
     used = (directory / RUN_CONFIG).exists() or bool(checkpoints_of(directory))
@@ -110,6 +120,7 @@ def open_run_directory(run: RunArguments, args: SoloGRPOConfig, model: ModelConf
             f"--resume: {directory} holds a finished run without checkpoints: give another "
             "--output_dir"
         )
+    prepare_trackers(args, console)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -203,7 +214,13 @@ def _print(line: str) -> None:
 
 
 def resolved_config(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> dict[str, Any]:
-    """Collect every setting with its value, as plain YAML types; tokens masked."""
+    """Collect every setting with its value, as plain YAML types; tokens masked.
+
+    Args:
+        run: our settings.
+        args: TRL's and those of our trainer.
+        model: TRL's, of the model.
+    """
     merged = {**vars(run), **args.to_dict(), **vars(model)}
     public = {key: value for key, value in merged.items() if not key.startswith("_")}
     plain: dict[str, Any] = json.loads(json.dumps(public, default=str))  # enumerations by value

@@ -1,4 +1,4 @@
-"""Every recipe works, and a bad key or batch size ends in one line that says how to fix it."""
+"""Recipes work, and a bad key or batch size ends in one line that explains how to fix it."""
 
 import json
 import re
@@ -165,7 +165,7 @@ def test_deepspeed_config_is_zero_2_and_the_one_that_accelerate_is_given():
         ("num_generation", "did you mean 'num_generations'"),
         ("max_completion_lenght", "did you mean 'max_completion_length'"),
         ("worked_example", "did you mean 'worked_examples'"),
-        ("qqqq", "see docs/configuration.md"),
+        ("qqqq", "docs/configuration.md"),
     ],
 )
 def test_unknown_key_is_refused_with_the_nearest_name(written, says, tmp_path):

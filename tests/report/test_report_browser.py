@@ -194,7 +194,7 @@ def test_search_finds_questions_and_completions(tab: Tab) -> None:
 
 def test_charts_show_the_single_steps_under_the_pointer(tab: Tab) -> None:
     logged = dict(series(metric_rows(), "entropy"))
-    figure = tab.page.get_by_label("Entropy (nats a token)")
+    figure = tab.page.get_by_label("Entropy (nats per token)")
     readout = figure.locator(".hoverlayer .legend")
     assert readout.count() == 0
     figure.locator(".plot").hover()

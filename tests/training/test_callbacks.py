@@ -1,4 +1,4 @@
-"""The console and `metrics.jsonl`: what a run prints on a terminal, and into a file."""
+"""Console and `metrics.jsonl`: the output of a run on a terminal and in a file."""
 
 import io
 import json
@@ -49,7 +49,7 @@ LOGS: dict[str, Any] = {
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
 
-# -- one line a step ------------------------------------------------------------------------------
+# -- one line per step ----------------------------------------------------------------------------
 
 
 def test_a_step_in_one_line() -> None:
@@ -104,7 +104,7 @@ ATTACK = "[bold red]18[/bold red] [/x] \x1b[2J\x1b]0;title\x07 \r\n<answer>18</a
 
 
 def write_completions(run: Path, step: int) -> None:
-    """A file as TRL writes it: six completions in no order, one score missing."""
+    """Write a file as TRL does: six unordered completions, one score missing."""
     advantages = [0.5, -1.0, 2.0, 0.0, 1.0, -2.0]
     count = len(advantages)
     table = pd.DataFrame(
@@ -152,12 +152,8 @@ def played(run: Path, terminal: bool, **settings: Any) -> str:
     return printed
 
 
-@pytest.mark.parametrize(
-    ("steps", "seconds", "says"),
-    [(30, 27.0, "about 14 min for the other 30 steps, 27.0 s each"), (1000, 30, "about 8.3 h ")],
-)
-def test_time_of_the_other_steps(steps: int, seconds: float, says: str) -> None:
-    assert says in time_line(steps, seconds)
+def test_time_of_the_other_steps_in_hours() -> None:
+    assert "about 8.3 h " in time_line(1000, 30.0)
 
 
 def test_without_a_terminal_all_is_plain_lines(tmp_path: Path) -> None:
@@ -231,7 +227,7 @@ def test_the_bar_of_a_resumed_run_starts_at_its_step(tmp_path: Path) -> None:
     (task,) = log._bar.tasks
     assert (task.completed, task.total) == (10, 20)
     for _ in range(3):
-        now[0] += 90  # seconds a step: more than rich looks back by default
+        now[0] += 90  # seconds per step: more than rich looks back by default
         state.global_step += 1
         log.on_step_end(args, state, None)  # type: ignore[arg-type]
     assert task.time_remaining == 7 * 90
@@ -242,7 +238,7 @@ def test_the_bar_of_a_resumed_run_starts_at_its_step(tmp_path: Path) -> None:
 
 
 def in_a_terminal(*arguments: str | Path) -> tuple[int, str]:
-    """Run `train.py` on a pseudo terminal: its exit code, and all that it wrote there."""
+    """Run `train.py` on a pseudo terminal: return its exit code and output."""
     ours, theirs = pty.openpty()
     environment = script_environment(TERM="xterm")
     environment["PYTHONPATH"] += f":{Path(__file__).parent}"  # for the reward below

@@ -1,4 +1,4 @@
-"""What is logged of training: every name is explained, and the figures are what they say."""
+"""Training metrics: every name is documented, and the values are correct."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The recipes do what docs/recipes.md says: numbers, names, and what each family logs.
+"""Recipes match docs/recipes.md: numbers, names, and the metrics of each family.
 
 The smoke recipes run through `train.py` from their own files, with a tiny model and data.
 """
@@ -121,7 +121,7 @@ def document() -> str:
 
 
 def table(first_column: str) -> list[list[str]]:
-    """The cells of the table whose first column has this header."""
+    """Return the cells of the table whose first column has this header."""
     lines = document().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first_column} |"))
     rows = []
@@ -219,7 +219,7 @@ def test_refusal_of_the_document() -> None:
     assert f"error: {message}" in " ".join(document().split())
 
 
-# -- sizes that do not come out even -------------------------------------------------------------
+# -- sizes that do not divide evenly -------------------------------------------------------------
 
 
 def the_error(*argv: str) -> str:
@@ -308,7 +308,7 @@ def test_rows_that_fill_no_batch_at_all() -> None:
         check_fills_a_batch(args, 1)
 
 
-# -- what the families log -----------------------------------------------------------------------
+# -- metrics of the families ---------------------------------------------------------------------
 
 
 def digits(completions: list[Any], **kwargs: Any) -> list[float]:
@@ -317,7 +317,7 @@ def digits(completions: list[Any], **kwargs: Any) -> list[float]:
 
 
 def digits_of_additions(completions: list[Any], kind: list[str], **kwargs: Any) -> list[float]:
-    """No signal in the groups of subtractions, which are every second problem."""
+    """Give no signal to groups of subtractions, which are every second problem."""
     scores = zip(digits(completions), kind, strict=True)
     return [score if name == "add" else 0.0 for score, name in scores]
 

@@ -1,4 +1,4 @@
-"""The largest step of a run is tried before it, and leaves no trace in it."""
+"""Rehearse the largest step before a run, without a trace in it."""
 
 import io
 import re

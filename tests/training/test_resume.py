@@ -1,11 +1,11 @@
-"""A run that is killed, stopped or cut off at any step ends as if nothing had happened."""
+"""Runs that are killed, stopped or cut off at any step end like an uninterrupted one."""
 
 import json
+import multiprocessing
 import os
 import random
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from scripts import command_of, exit_code, script_environment, train_without_report
+from scripts import exit_code, train_without_report
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.data.dataset import build_prompts
 from sologrpo.model.loading import load_tokenizer
@@ -306,13 +306,6 @@ def train(capfd: pytest.CaptureFixture[str], config_file: Path) -> Train:
     return run
 
 
-def start(config: Path, output: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command_of("train", "--config", config, "--output_dir", output, *arguments),
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=script_environment(),
-    )  # fmt: skip
-
-
 def metrics_of(run: Path) -> Metrics:
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
@@ -337,7 +330,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, config_file: Path) -
 
 
 def copy_up_to(step: int, run: Path, copy: Path) -> Path:
-    """The run as a kill would have left it whose last save was that of `step`."""
+    """Copy the run as a kill after the save of `step` would have left it."""
     shutil.copytree(run, copy)
     for later in range(step + 1, STEPS + 1):
         shutil.rmtree(copy / f"checkpoint-{later}")
@@ -354,13 +347,17 @@ def test_killed_three_times(
     train: Train, config_file: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     run, moments = tmp_path / "run", random.Random(7)
+    # Forks of a process that has imported everything: the imports take longest.
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["test_resume", "sologrpo.export", "sologrpo.report"])
     for earliest in (1, 3, 5):
-        process = start(config_file, run, "--resume")
+        process = processes.Process(target=train_here, args=(config_file, run, "--resume"))
+        process.start()
         wait_for_step(run, earliest + moments.randrange(2))
         time.sleep(moments.uniform(0.0, 0.3))
         process.kill()
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
     code, stderr = train(run, "--resume")
     assert code == 0
     assert "resuming from" in stderr
@@ -371,7 +368,7 @@ def test_killed_three_times(
 
 @pytest.fixture
 def ctrl_c_allowed() -> Any:
-    """A shell starts background jobs with Ctrl-C ignored, and they inherit that."""
+    """Allow Ctrl-C: a shell starts background jobs with it ignored, and they inherit that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""A shipped recipe that is killed resumes to the same adapter, started as the README starts it."""
+"""Shipped recipes that are killed resume to the same adapter, through `accelerate launch`."""
 
 import os
 import signal

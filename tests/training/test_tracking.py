@@ -1,4 +1,4 @@
-"""Trackers and the Hub while a run trains: what fails there costs a warning, never the run."""
+"""Trackers and the Hub during a run: their failures cause a warning and never end the run."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from wandb_stand_in import running_wandb
 
 
 def with_wandb(tmp_path: Path, **more: str) -> dict[str, str]:
-    """An environment whose W&B server nobody answers for."""
+    """Return an environment with a W&B server that does not answer."""
     own = {name: value for name, value in script_environment().items() if "WANDB_" not in name}
     return own | more | {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_DIR": str(tmp_path)}
 
@@ -92,11 +92,15 @@ def test_a_tracker_whose_server_is_lost_in_the_middle(
     assert (f"finish it with `wandb sync {folder}`" in printed) == lost
 
 
-def test_a_tracker_without_a_login(config_file: Path, tmp_path: Path) -> None:
-    command = ("--config", config_file, "--report_to", "wandb")
-    ended = run_script("train", *command, env=with_wandb(tmp_path))  # no netrc has this server
-    assert ended.returncode == 2
-    assert "`wandb login`" in last_line(ended.stderr)
+def test_a_tracker_without_a_login(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # no netrc has this server
+    ended = run_here("train", "--config", config_file, "--report_to", "wandb")
+    assert ended.code == 2
+    assert "`wandb login`" in last_line(ended)
     assert not (tmp_path / "run").exists()
 
 

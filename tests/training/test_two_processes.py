@@ -42,7 +42,7 @@ def output(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def both(output: Path) -> list[dict[str, Any]]:
-    """What each process saw."""
+    """Load the output of each process."""
     return [torch.load(output / f"{process}.pt") for process in range(2)]
 
 

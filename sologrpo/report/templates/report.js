@@ -110,7 +110,11 @@ function addFilters(form) {
   }
 
   form.addEventListener("input", restart);
-  form.addEventListener("reset", () => setTimeout(restart)); // after the controls are cleared
+  form.querySelector("[type=reset]").addEventListener("click", (event) => {
+    event.preventDefault(); // clear the controls first, then list the entries again
+    form.reset();
+    restart();
+  });
   form.addEventListener("submit", (event) => event.preventDefault());
   form.open.addEventListener("change", () => {
     if (!form.open.checked) list.querySelectorAll("[data-verdict]").forEach((e) => (e.open = false));
