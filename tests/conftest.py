@@ -1,5 +1,6 @@
 """Offline, with its own data set cache, and with models small enough to train in a test."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +21,12 @@ os.environ |= {
     "TOKENIZERS_PARALLELISM": "false",
     "WANDB_MODE": "disabled",
 }
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the imports made out of every later garbage collection, of which runs do many."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

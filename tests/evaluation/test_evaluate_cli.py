@@ -25,11 +25,8 @@ Run = Callable[..., Printed]
 
 @pytest.fixture
 def evaluate(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    # Slow, and not tested here: the report, and collecting the garbage of the whole test session.
+    # Slow, and not tested here.
     monkeypatch.setattr("sologrpo.report.write_report", lambda run: run / "report.html")
-    for module in ("evaluate", "precisions"):
-        monkeypatch.setattr(f"sologrpo.evaluation.{module}.release_unused", lambda: None)
-
     monkeypatch.setenv("COLUMNS", "200")
     return lambda *arguments: printed_by(load_script("evaluate"), capfd, *arguments)
 

@@ -100,7 +100,6 @@ def test_a_batch_that_does_not_fit_is_repeated_in_halves(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, tokenizer = load(tiny_llama)
-    monkeypatch.setattr("sologrpo.model.memory.release_unused", lambda: None)  # it is slow
     prompts = ragged_prompts(tokenizer)
     expected = generate_greedily(model, tokenizer, prompts, NEW_TOKENS)
     original, tried = generation._generate_batch, []

@@ -220,7 +220,6 @@ def test_a_broken_engine_is_rejected_and_the_other_taken(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model, asked = half_precision
-    monkeypatch.setattr(sampler_module, "release_unused", lambda: None)  # it is slow
     break_engine(monkeypatch, how, merged=engine == "merged")
     sampler = Sampler("auto", scorer(model))
     torch.manual_seed(3)
@@ -349,7 +348,6 @@ def test_an_error_that_smaller_batches_cannot_fix_ends_the_run(
     tiny_llama: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sologrpo.model.memory.release_unused", lambda: None)  # it is slow
     break_engine(monkeypatch, how)
     with pytest.raises(error):
         sample(with_adapter(tiny_llama), request_of(tiny_llama, new_tokens=1))
