@@ -5,6 +5,7 @@ import math
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -130,53 +131,56 @@ def test_adapter_of_this_base(tiny_llama: Path, adapter: Path) -> None:
     assert check_adapter(adapter, None)["r"] == 8
 
 
-def test_adapter_of_another_base(tiny_qwen: Path, adapter: Path) -> None:
-    with pytest.raises(InputError, match=r"made for base model .*tiny-llama.*not .*tiny-qwen"):
-        check_adapter(adapter, str(tiny_qwen))
+BAD_CONFIGS = [  # content of adapter_config.json, and what the message says
+    (None, r"holds no adapter: it has no adapter_config\.json"),
+    ("", r"adapter_config\.json"),
+    ("{", r"adapter_config\.json"),
+    ("[]", r"adapter_config\.json"),
+    ('{"base_model_name_or_path": "a/llama"}', r"made for base model 'a/llama', not 'a/qwen'"),
+]
 
 
-def test_folder_without_adapter(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"holds no adapter: it has no adapter_config\.json"):
-        check_adapter(tmp_path, "any")
+@pytest.mark.parametrize(("content", "says"), BAD_CONFIGS)
+def test_adapter_of_another_base_or_without_a_config(
+    content: str | None, says: str, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "adapter_config.json").write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=says):
+        check_adapter(tmp_path, "a/qwen")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]"])
-def test_damaged_adapter_config(tmp_path: Path, content: str) -> None:
-    (tmp_path / "adapter_config.json").write_text(content, encoding="utf-8")
-    with pytest.raises(InputError, match=r"adapter_config\.json"):
-        check_adapter(tmp_path, "any")
+def widen(weights: dict[str, torch.Tensor]) -> None:
+    weights.update({name: torch.cat([old, old], dim=-1) for name, old in weights.items()})
 
 
-def test_adapter_without_weights(tmp_path: Path, tiny_llama: Path, adapter: Path) -> None:
-    text = (adapter / "adapter_config.json").read_text(encoding="utf-8")
-    (tmp_path / "adapter_config.json").write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match="does not fit the base model"):
-        merge_adapter(load(tiny_llama), tmp_path)
+def make_infinite(weights: dict[str, torch.Tensor]) -> None:
+    next(iter(weights.values()))[0, 0] = math.nan
 
 
-def test_adapter_of_other_shapes(tmp_path: Path, tiny_llama: Path, adapter: Path) -> None:
-    weights = load_file(str(adapter / "adapter_model.safetensors"))
-    wider = {name: torch.cat([tensor, tensor], dim=-1) for name, tensor in weights.items()}
-    save_file(wider, str(tmp_path / "adapter_model.safetensors"))
-    text = (adapter / "adapter_config.json").read_text(encoding="utf-8")
-    (tmp_path / "adapter_config.json").write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match="does not fit the base model") as caught:
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (None, "does not fit the base model"),  # no weights at all
+        (widen, "does not fit the base model"),
+        (make_infinite, "holds weights that are not finite"),
+    ],
+)
+def test_adapter_with_bad_weights(
+    change: Callable[[dict[str, torch.Tensor]], None] | None,
+    says: str,
+    tmp_path: Path,
+    tiny_llama: Path,
+    adapter: Path,
+) -> None:
+    shutil.copy(adapter / "adapter_config.json", tmp_path)
+    if change is not None:
+        weights = load_file(str(adapter / "adapter_model.safetensors"))
+        change(weights)
+        save_file(weights, str(tmp_path / "adapter_model.safetensors"))
+    with pytest.raises(InputError, match=says) as caught:
         merge_adapter(load(tiny_llama), tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def broken(adapter: Path, folder: Path) -> Path:
-    """The adapter with one weight that is not a number."""
-    weights = load_file(str(adapter / "adapter_model.safetensors"))
-    next(iter(weights.values()))[0, 0] = math.nan
-    save_file(weights, str(folder / "adapter_model.safetensors"))
-    shutil.copy(adapter / "adapter_config.json", folder)
-    return folder
-
-
-def test_adapter_that_is_not_finite(tmp_path: Path, tiny_llama: Path, adapter: Path) -> None:
-    with pytest.raises(InputError, match="holds weights that are not finite"):
-        merge_adapter(load(tiny_llama), broken(adapter, tmp_path))
 
 
 def test_half_precision_weights_are_summed_in_fp32_and_rounded_once(

@@ -16,12 +16,18 @@ import torch
 import trl
 from datasets import Dataset, IterableDataset
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from PIL import Image
 from transformers import (
     AutoModelForCausalLM,
+    CLIPImageProcessor,
+    CLIPVisionConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
     MistralConfig,
     MistralForCausalLM,
     Qwen2Config,
@@ -382,6 +388,45 @@ def test_a_rollout_function(tiny_llama: Path, tmp_path: Path) -> None:
     before = weights(trainer.model)
     trainer.train()
     assert TRAINING in trainer.as_in_trl
+    assert any(not torch.equal(p, before[n]) for n, p in weights(trainer.model).items())
+
+
+# -- images -------------------------------------------------------------------------------------
+
+IMAGE_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{% if m['content'] is string %}{{ m['content'] }}"
+    "{% else %}{% for part in m['content'] %}{{ part['text'] or '<image>' }}{% endfor %}{% endif %}"
+    "<|im_end|>{% endfor %}"
+)
+
+
+def test_images(tiny_llama: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny_llama))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    side = {"height": 28, "width": 28}
+    processor = LlavaProcessor(
+        CLIPImageProcessor(size={"shortest_edge": 28}, crop_size=side), tokenizer,
+        patch_size=14, vision_feature_select_strategy="default", chat_template=IMAGE_TEMPLATE,
+        num_additional_image_tokens=1,
+    )  # fmt: skip
+    text = LlamaConfig(**SIZES | {"vocab_size": len(tokenizer)}, bos_token_id=None)
+    vision = CLIPVisionConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        image_size=28, patch_size=14,
+    )  # fmt: skip
+    image_id = tokenizer.convert_tokens_to_ids("<image>")
+    model_config = LlavaConfig(
+        text_config=text, vision_config=vision, image_token_index=image_id
+    )  # fmt: skip
+    model = random_model(LlavaForConditionalGeneration, model_config)
+    images = [Image.new("RGB", (28, 28), (40 * i, 0, 0)) for i in range(len(QUESTIONS))]
+    trainer = build(
+        tiny_llama, config(tmp_path), model=model, processing_class=processor,
+        train_dataset=Dataset.from_dict({**chat_rows().to_dict(), "image": images}),
+    )  # fmt: skip
+    before = weights(trainer.model)
+    trainer.train()
+    assert set(trainer.as_in_trl) == {TRAINING, SAMPLING}
     assert any(not torch.equal(p, before[n]) for n, p in weights(trainer.model).items())
 
 
