@@ -10,6 +10,7 @@ it only through an autoescaping template, and its content policy allows no other
 import base64
 import gzip
 import hashlib
+from argparse import HelpFormatter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -180,6 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(
         prog="sologrpo report",
         description="Write report.html into a run directory, or one page that compares several.",
+        formatter_class=HelpFormatter,  # without "(default: None)"
     )
     parser.add_argument(
         "run_dirs",

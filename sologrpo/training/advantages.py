@@ -100,6 +100,10 @@ class GroupRewards:
 def find_outcome(names: Sequence[str], configured: str | None) -> int | None:
     """Find the reward that tells right from wrong: the configured one, or the first judge.
 
+    Args:
+        names: of the rewards.
+        configured: `outcome_reward`, if it is set.
+
     Raises:
         InputError: if the configured one is not among the names.
     """
@@ -110,7 +114,12 @@ def find_outcome(names: Sequence[str], configured: str | None) -> int | None:
 
 
 def weighted_sums(rewards_BR: torch.Tensor, weights_R: torch.Tensor) -> torch.Tensor:
-    """Sum the weighted rewards of every completion, (B,); NaN where no reward could judge."""
+    """Sum the weighted rewards of every completion, (B,); NaN where no reward could judge.
+
+    Args:
+        rewards_BR: NaN where a reward could not judge.
+        weights_R: of the rewards.
+    """
     sums_B = (rewards_BR * weights_R).nansum(dim=1)
     return sums_B.masked_fill(rewards_BR.isnan().all(dim=1), torch.nan)
 
@@ -147,7 +156,10 @@ def degenerate_groups(
 ) -> torch.Tensor:
     """Find the groups whose completions all have the same weighted sum, (P,) booleans.
 
-    Completions that no reward could judge do not count.
+    Args:
+        rewards_BR: NaN where a reward could not judge; a completion with nothing else is ignored.
+        weights_R: of the rewards.
+        num_generations: G.
     """
     sums_PG = weighted_sums(rewards_BR, weights_R).view(-1, num_generations)
     highest_P = sums_PG.nan_to_num(nan=-torch.inf).amax(dim=1)
@@ -175,6 +187,12 @@ def advantage_shares(
     An advantage is a sum over rewards, ``weight * (score - group mean)``, over the deviation of
     the group where advantages are scaled by it. A reward's share is the mean absolute value of
     its terms over that of all rewards: 1.0 in all, also where terms cancel out.
+
+    Args:
+        rewards_BR: NaN where a reward could not judge.
+        weights_R: of the rewards.
+        num_generations: G.
+        scale_by_group: advantages are divided by the deviation of their group.
     """
     terms_PGR = (rewards_BR * weights_R).nan_to_num().view(-1, num_generations, len(weights_R))
     terms_PGR = terms_PGR - terms_PGR.mean(dim=1, keepdim=True)

@@ -93,7 +93,12 @@ class PackedScorer:
             )
 
     def log_probs(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        """Return (B, T) log-probs of the completion tokens, computed in packed passes."""
+        """Return (B, T) log-probs of the completion tokens, computed in packed passes.
+
+        Args:
+            model: the policy or the reference, with TRL's fused LM head.
+            batch: (B, T) ids and masks of prompts and completions.
+        """
         completion_mask_BT = batch["completion_mask"]
 
         def run(micro_batches: list[list[int]]) -> torch.Tensor:
@@ -216,7 +221,12 @@ class PackedLoss:
 
 
 def rows_with_gradient(advantages_B: torch.Tensor, beta: float) -> list[int]:
-    """List the rows that can change the gradient: with a KL term all, else advantage != 0."""
+    """List the rows that can change the gradient.
+
+    Args:
+        advantages_B: a row without one adds nothing to the policy's loss.
+        beta: weight of the KL term, which acts on all rows.
+    """
     if beta != 0.0:
         return list(range(advantages_B.size(0)))
     rows: list[int] = advantages_B.nonzero(as_tuple=True)[0].tolist()
@@ -235,7 +245,8 @@ def zero_loss(model: torch.nn.Module) -> torch.Tensor:
 def metrics_of_one_batch(logs: Sequence[MicroBatchLog]) -> dict[str, float]:
     """Combine the metrics of micro-batches into those of one batch.
 
-    A mean is weighted by completion tokens; NaN means that a micro-batch has no value.
+    Args:
+        logs: a mean is weighted by completion tokens; NaN means that a micro-batch has no value.
 
     Example:
         >>> first = MicroBatchLog(1, 30, {"entropy": 1.0, "clip_ratio/high_max": 0.1})

@@ -59,6 +59,13 @@ def _rows_of(groups: list[int], num_generations: int) -> list[int]:
 def pick_prompts(
     dataset: Dataset, count: int, num_generations: int, seed: str
 ) -> list[dict[str, Any]]:
-    """Pick rows for `count` groups, the same ones for the same seed."""
+    """Pick prompts at random, the same ones for the same seed.
+
+    Args:
+        dataset: to pick from.
+        count: of the groups.
+        num_generations: rows of a group, all with the same prompt.
+        seed: any text.
+    """
     indices = random.Random(seed).sample(range(len(dataset)), count)
     return [dataset[i] for i in indices for _ in range(num_generations)]

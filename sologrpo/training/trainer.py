@@ -435,10 +435,13 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> dict[str, float]:
         """Grade one greedy completion of every validation prompt that `build_prompts` made.
 
-        TRL samples `num_generations_eval` completions at the training temperature and averages
-        batch means; that is neither the accuracy that users will see nor comparable between runs.
-        It evaluates on all other rows; of a dictionary of data sets, each is looked at by itself.
-        Each of several processes grades all prompts, and gets the same scores.
+        TRL, which evaluates on all other rows, averages samples at the training temperature: not
+        the accuracy that users will see. Each process grades all prompts, with the same scores.
+
+        Args:
+            eval_dataset: as TRL takes it: rows, a stream, a dictionary of them, or a key of one.
+            ignore_keys: for TRL's evaluation.
+            metric_key_prefix: of the names that are logged.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):  # a key, transformers 5.23.0, trainer.py:2640

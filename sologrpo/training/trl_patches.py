@@ -19,7 +19,13 @@ Scores = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 @contextmanager
 def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of an instance or module; afterwards all is as before."""
+    """Set an attribute, and restore what was there.
+
+    Args:
+        holder: an instance or a module.
+        name: of the attribute; a method or an attribute of the class may have it too.
+        value: of the attribute within the block.
+    """
     own = vars(holder)
     had, before = name in own, own.get(name)
     setattr(holder, name, value)
@@ -73,8 +79,12 @@ def loss_of(trainer: GRPOTrainer, scores: Scores) -> Iterator[dict[str, list[flo
     reduces and gathers its metrics over the processes, which would wait for one another forever:
     they differ in the number and size of their micro-batches.
 
+    Args:
+        trainer: whose loss is computed within the block.
+        scores: of the rows of that loss.
+
     Yields:
-        What is logged within.
+        The metrics that are logged within the block.
     """
     metrics: dict[str, list[float]] = defaultdict(list)
     accelerator = trainer.accelerator
