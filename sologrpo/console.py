@@ -37,3 +37,8 @@ def duration(seconds: float) -> str:
     """
     minutes = math.ceil(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def gibibytes(size: float) -> str:
+    """Format a number of bytes in GiB, or in MiB below a quarter of a GiB."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**28 else f"{size / 2**20:.0f} MiB"

@@ -194,6 +194,9 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
             )
         self._check_sampling()
         check_choices(self)
+        self._check_resampling()
+
+    def _check_resampling(self) -> None:
         if self.max_resample_rounds and self.world_size > 1:
             raise InputError("max_resample_rounds works with one process only: set it to 0")
         per_group = self.scale_rewards in ("group", "none")

@@ -23,7 +23,7 @@ from sologrpo.evaluation.identity import describe_identity
 from sologrpo.evaluation.precisions import add_adapter, describe_precision, load_untrained
 from sologrpo.files import EVALUATIONS, PRECISION_TABLE, write_atomically
 from sologrpo.model.memory import is_out_of_memory, release_unused
-from sologrpo.sampling.generation import generate_greedily
+from sologrpo.sampling.generation import Completion, generate_greedily
 from sologrpo.scoring.records import (
     Answer,
     Evaluated,
@@ -278,15 +278,16 @@ def judge_all(
     Raises:
         KeyError: if a completion is missing. A score never leaves out a problem.
     """
+    records = []
+    for problem in problems:
+        found = (completions[problem.index, number] for number in range(samples + 1))
+        greedy, *sampled = (_judge(completion, problem) for completion in found)
+        records.append(make_record(problem, greedy, sampled))
+    return records
 
-    def judge(problem: Problem, number: int) -> Answer:
-        completion = completions[problem.index, number]
-        return judge_answer(
-            completion.text, completion.token_count, completion.stop_reason,
-            problem.gold, problem.prompt_format,
-        )  # fmt: skip
 
-    return [
-        make_record(problem, judge(problem, 0), [judge(problem, i) for i in range(1, samples + 1)])
-        for problem in problems
-    ]
+def _judge(completion: Completion, problem: Problem) -> Answer:
+    return judge_answer(
+        completion.text, completion.token_count, completion.stop_reason,
+        problem.gold, problem.prompt_format,
+    )  # fmt: skip

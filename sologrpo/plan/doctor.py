@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from rich.console import Console
 
 from sologrpo.command_line import Parser
-from sologrpo.console import print_line, quiet_libraries
+from sologrpo.console import gibibytes, print_line, quiet_libraries
 from sologrpo.errors import one_line_errors
 
 Status = Literal["ok", "warning", "error"]
@@ -97,7 +97,7 @@ def check_torch() -> Finding:
         return Finding("warning", text, "the quickstart runs here; larger models need a GPU")
     total = torch.cuda.get_device_properties(0).total_memory
     free, _ = torch.cuda.mem_get_info(0)
-    text += f", {_gib(free)} free"
+    text += f", {gibibytes(free)} free"
     if free < 0.9 * total:
         return Finding("warning", text, "another process holds GPU memory: nvidia-smi lists it")
     if total < COMFORTABLE_GPU:
@@ -126,10 +126,12 @@ def check_bitsandbytes() -> Finding:
 def check_memory() -> Finding:
     """Check the free main memory."""
     memory = psutil.virtual_memory()
-    text = f"{_gib(memory.available)} of {_gib(memory.total)} free"
+    text = f"{gibibytes(memory.available)} of {gibibytes(memory.total)} free"
     if memory.available < MIN_FREE_MEMORY:
         return Finding(
-            "warning", text, f"the quickstart needs {_gib(MIN_FREE_MEMORY)}: close other programs"
+            "warning",
+            text,
+            f"the quickstart needs {gibibytes(MIN_FREE_MEMORY)}: close other programs",
         )
     return Finding("ok", text)
 
@@ -141,7 +143,7 @@ def check_disk(folder: Path) -> Finding:
         folder: on that disk.
     """
     free = shutil.disk_usage(folder).free
-    text = f"{_gib(free)} free under {folder}"
+    text = f"{gibibytes(free)} free under {folder}"
     if free < MIN_FREE_DISK:
         return Finding("warning", text, "make room, or choose another disk with --output_dir")
     if not os.access(folder, os.W_OK):
@@ -244,7 +246,3 @@ def main(argv: Sequence[str]) -> None:
             print_line(console, f"{'':21}-> {found.fix}")
     if "error" in statuses:
         sys.exit(1)
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.1f} GiB"

@@ -149,9 +149,8 @@ def memory_fix(plan: MemoryPlan, free: int, args: SoloGRPOConfig, four_bit: bool
     if plan.needed <= free:
         return None
     if plan.held > FREE_SHARE * free:
-        return (
-            "use a smaller model" if four_bit else "set load_in_4bit: true, or use a smaller model"
-        )
+        smaller = "use a smaller model"
+        return smaller if four_bit else f"set load_in_4bit: true, or {smaller}"
     if not args.gradient_checkpointing:
         return "set gradient_checkpointing: true"
     token = plan.training / plan.trained_tokens

@@ -20,7 +20,7 @@ from sologrpo.config.schedule import (
     completions_of_a_step,
     optimizer_steps,
 )
-from sologrpo.console import print_line, print_warning
+from sologrpo.console import gibibytes, print_line, print_warning
 from sologrpo.data.dataset import describe_lengths, prompt_lengths, render_prompt
 from sologrpo.device import describe_device, one_device
 from sologrpo.errors import InputError
@@ -173,20 +173,20 @@ def plan_lines(
     return [
         ("device", f"{describe_device()}, {dtype_name(pick_dtype(model.dtype))}"),
         ("model", f"{model.model_name_or_path}, {size.total / 1e6:,.0f}M parameters, {quantised}, "
-                  f"{_gib(size.weights_bytes)}"),
+                  f"{gibibytes(size.weights_bytes)}"),
         ("adapter", f"LoRA r {model.lora_r}, {size.trainable / 1e6:,.1f}M parameters "
-                    f"({size.trainable / size.total:.1%}), {_gib(size.adapter_bytes)} with "
+                    f"({size.trainable / size.total:.1%}), {gibibytes(size.adapter_bytes)} with "
                     "gradient and optimizer"),
         ("data", f"{run.dataset_name}: {len(lengths)} prompts, {describe_lengths(lengths)}"),
         ("rewards", ", ".join(str(reward) for reward in run.rewards)),
         ("batch", batch_arithmetic(args)),
-        ("memory", f"about {_gib(peak)}{needs.overhead}, {_gib(needs.free_memory)} free: "
-                   f"weights and adapter {_gib(memory.held)}, "
-                   f"sampling {_gib(memory.merged + memory.cache)}, "
-                   f"training {_gib(memory.training)}"),
+        ("memory", f"about {gibibytes(peak)}{needs.overhead}, {gibibytes(needs.free_memory)} free: "
+                   f"weights and adapter {gibibytes(memory.held)}, "
+                   f"sampling {gibibytes(memory.merged + memory.cache)}, "
+                   f"training {gibibytes(memory.training)}"),
         ("run", f"{needs.steps} optimizer steps, {describe_tokens(args, needs.steps)}, "
                 f"{args.output_dir}"),
-        ("disk", f"{_gib(needs.disk)} of {_gib(needs.free_disk)} free"),
+        ("disk", f"{gibibytes(needs.disk)} of {gibibytes(needs.free_disk)} free"),
     ]  # fmt: skip
 
 
@@ -207,14 +207,14 @@ def shortages(needs: Needs, args: SoloGRPOConfig, model: ModelConfig) -> Iterato
     """
     if needs.disk > needs.free_disk:
         yield (
-            f"the run writes {_gib(needs.disk)}, and the disk has {_gib(needs.free_disk)} free: "
-            "lower save_total_limit, or choose another output_dir"
+            f"the run writes {gibibytes(needs.disk)}; the disk has {gibibytes(needs.free_disk)} "
+            "free: lower save_total_limit, or choose another output_dir"
         )
     fix = memory_fix(needs.memory, needs.free_for_tensors, args, bool(model.load_in_4bit))
     if fix is not None:
         yield (
-            f"the run needs about {_gib(needs.memory.needed)} of memory{needs.overhead}, and "
-            f"{_gib(needs.free_memory)} are free: {fix}"
+            f"the run needs about {gibibytes(needs.memory.needed)} of memory{needs.overhead}, and "
+            f"{gibibytes(needs.free_memory)} are free: {fix}"
         )
     context = needs.size.context
     if context is not None and needs.longest_prompt + args.max_completion_length > context:
@@ -290,7 +290,3 @@ def _cell(value: str | float | None) -> str:
     if value is None:
         return "-"
     return value if isinstance(value, str) else f"{value:.2f}"
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**28 else f"{size / 2**20:.0f} MiB"

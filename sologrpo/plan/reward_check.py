@@ -320,19 +320,20 @@ def _short_by_length(
         trials = [answers.right(row, reasoning(row), "right answer, filler") for row in rows]
         return bench.scores(reward, trials)
 
-    def is_better(score: float | None, than: float | None) -> bool:
-        if score is None or than is None:
-            return False
-        return score < than if result.weight < 0 else score > than
-
     same = scores(lambda row: re.sub(r"\S", "x", answers.solutions[row]))
     short, long = scores(lambda row: ""), scores(lambda row: answers.long_reasoning)
     return [
         row
         for row, *others in zip(rows, same, short, long, strict=True)
         if others[0] == result.scores[row]
-        and any(is_better(score, result.scores[row]) for score in others[1:])
+        and any(_is_better(score, result.scores[row], result.weight) for score in others[1:])
     ]
+
+
+def _is_better(score: float | None, than: float | None, weight: float) -> bool:
+    if score is None or than is None:
+        return False
+    return score < than if weight < 0 else score > than
 
 
 def _shortfall(result: RewardResult, rows: list[int], answers: Answers) -> str:

@@ -184,9 +184,8 @@ def read_records(path: Path, prompt_format: str | None = None) -> list[Record]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read {path}: {reason}") from error
     prompt_format = prompt_format or read_results(path.with_name(RESULTS)).get("prompt_format")
     records = [
         _parse(line, f"{path}, line {number}", prompt_format)

@@ -130,11 +130,13 @@ def compare_precisions(evaluated: Mapping[str, Evaluated], trained: str) -> dict
             "label": results["label"],
             "precision": results["precision"],
             "accuracy_ci95": results["accuracy_ci95"],
-            "differing_rate": mean(
-                a.completion != b.completion for a, b in zip(reference, records, strict=True)
-            ),
+            "differing_rate": _differing_rate(reference, records),
         }
         | compare(reference, records)
         for precision, (records, results) in evaluated.items()
     }
     return {"trained": trained, "precisions": rows}
+
+
+def _differing_rate(left: Sequence[Record], right: Sequence[Record]) -> float:
+    return mean(a.completion != b.completion for a, b in zip(left, right, strict=True))

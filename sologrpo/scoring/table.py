@@ -76,9 +76,9 @@ def print_table(console: Console, results: Mapping[str, Results]) -> None:
     if all("sampled" in result for result in columns):
         _add_sampled(table, [result["sampled"] for result in columns])
     console.print(table)
-    for label, result in results.items():
-        if "both_right" in result:
-            print_line(console, paired_line(label, result))
+    compared = {label: result for label, result in results.items() if "both_right" in result}
+    for label, result in compared.items():
+        print_line(console, paired_line(label, result))
 
 
 def _add_sampled(table: Table, columns: Sequence[Results]) -> None:
@@ -137,13 +137,17 @@ def print_precisions(console: Console, comparison: Results) -> None:
                     "McNemar p", "outputs that differ"):  # fmt: skip
         table.add_column(heading, justify="right", overflow="fold")
     for name, row in rows.items():
-        low, high = row["delta_ci95"]
-        compared = ("-",) * 4 if name == trained else (
-            _points(row["delta"]), f"{_points(low)} to {_points(high)}",
-            f"{row['newly_right']} / {row['newly_wrong']}", f"{row['mcnemar_p']:.2g}",
-        )  # fmt: skip
+        compared = ("-",) * 4 if name == trained else _comparison(row)
         table.add_row(
             name, _share(row["accuracy"]), _share(row["accuracy_ci95"]), *compared,
             _share(row["differing_rate"]),
         )  # fmt: skip
     console.print(table)
+
+
+def _comparison(row: Results) -> tuple[str, str, str, str]:
+    low, high = row["delta_ci95"]
+    return (
+        _points(row["delta"]), f"{_points(low)} to {_points(high)}",
+        f"{row['newly_right']} / {row['newly_wrong']}", f"{row['mcnemar_p']:.2g}",
+    )  # fmt: skip

@@ -145,9 +145,8 @@ def gate_side_rewards(
     right_B = rewards_BR[:, outcome] >= RIGHT  # NaN is not right
     if gate == "group":
         right_B = right_B.view(-1, num_generations).any(dim=1).repeat_interleave(num_generations)
-    side_BR = torch.ones_like(rewards_BR, dtype=torch.bool)
-    side_BR[:, outcome] = False
-    shut_BR = side_BR & ~right_B[:, None] & ~rewards_BR.isnan()
+    is_side_R = torch.arange(rewards_BR.size(1), device=rewards_BR.device) != outcome
+    shut_BR = is_side_R & ~right_B[:, None] & ~rewards_BR.isnan()
     return rewards_BR.masked_fill(shut_BR, 0.0)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,8 +168,7 @@ def _check_can_resume(
     _check_dtype(checkpoint.parent, model)
     before = load_run_config(checkpoint.parent)
     now = yaml.safe_load(yaml.safe_dump(resolved_config(run, args, model)))
-    keys = sorted(key for key in before.keys() & now.keys() if not key.startswith(FREE))
-    changed = [key for key in keys if before[key] != now[key]]
+    changed = _changed_keys(before, now)
     refused = [key for key in changed if key.startswith(FIXED)]
     if refused:
         were = ", ".join(f"{key} {before[key]}" for key in refused)
@@ -178,6 +178,11 @@ def _check_can_resume(
     if changed and args.process_index == 0:
         differ = ", ".join(f"{key} {before[key]} -> {now[key]}" for key in changed)
         _print(f"settings changed from step {step_of(checkpoint)}: {differ}")
+
+
+def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    keys = sorted(key for key in before.keys() & now.keys() if not key.startswith(FREE))
+    return [key for key in keys if before[key] != now[key]]
 
 
 def _check_dtype(directory: Path, model: ModelConfig) -> None:
