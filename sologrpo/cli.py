@@ -29,7 +29,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Commands read it too, for a setting's origin and for `--traceback`.
     sys.argv = [f"sologrpo {command}", *arguments]
     run, _ = COMMANDS[command]
-    run(arguments)
+    try:
+        run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has left, as in `sologrpo recipes | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        sys.exit(1)
 
 
 class _Parser(argparse.ArgumentParser):
