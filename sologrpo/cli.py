@@ -5,6 +5,7 @@ imported when it is called, so that `sologrpo --help` is fast.
 """
 
 import argparse
+import os
 import re
 import runpy
 import shutil
