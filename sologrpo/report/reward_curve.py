@@ -49,7 +49,7 @@ def draw_reward_curve(metrics: list[Record], title: str) -> bytes:
 
 
 def _draw_rewards(axes: Axes, metrics: list[Record]) -> None:
-    _tidy(axes, "mean reward a step")
+    _tidy(axes, "mean reward per step")
     window = smoothing_window(len(series(metrics, REWARD)))
     name = f"reward (mean of {window} logged steps)" if window > 1 else "reward"
     panel = Panel(title="Reward", lines={REWARD: name}, family=REWARD_FAMILY)
