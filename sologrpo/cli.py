@@ -29,6 +29,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     command, *arguments = _named_command(list(sys.argv[1:] if argv is None else argv))
     # Commands read it too, for a setting's origin and for `--traceback`.
     sys.argv = [f"sologrpo {command}", *arguments]
+    _run(command, arguments)
+
+
+def _run(command: str, arguments: Sequence[str]) -> None:
     run, _ = COMMANDS[command]
     try:
         run(arguments)
