@@ -36,9 +36,10 @@ from sologrpo.training.checkpoint import (
 from sologrpo.training.tracking import prepare_trackers
 
 # Beginnings of keys that must not change when a run is resumed: the checkpoint's weights, optimizer
-# and position in the data mean nothing under others.
+# and position in the data mean nothing under others. `_check_dtype` compares what `dtype` resolved
+# to, because `auto` may be spelled out.
 FIXED = (
-    "model_name_or_path", "model_revision", "load_in_", "bnb_4bit", "use_bnb_nested_quant", "dtype",
+    "model_name_or_path", "model_revision", "load_in_", "bnb_4bit", "use_bnb_nested_quant",
     "lora_", "use_dora", "use_rslora", "optim", "trainer", "seed", "shuffle_dataset",
     "dataset_name", "dataset_config", "dataset_train_split", "max_train_examples",
     "num_validation_examples", "max_prompt_tokens", "prompt_format", "system_prompt",
@@ -186,7 +187,7 @@ def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
 
 
 def _check_dtype(directory: Path, model: ModelConfig) -> None:
-    """Refuse another machine's choice where `dtype` is `auto`."""
+    """Refuse another number format, also one that `auto` resolves to on this machine."""
     before, now = recorded_dtype(directory), dtype_name(pick_dtype(model.dtype))
     if before not in (None, now):
         raise InputError(

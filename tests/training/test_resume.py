@@ -496,3 +496,21 @@ def test_a_run_that_cannot_be_resumed_is_left_as_it_is(
     assert code == 2
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     assert says in stderr.strip().splitlines()[-1]
+
+
+def test_a_run_is_resumed_in_the_dtype_that_it_resolved_to(
+    train: Train, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = copy_up_to(9, uninterrupted, tmp_path / "run")
+    config, environment = run / "config.yaml", run / "environment.json"
+    config.write_text(config.read_text().replace("dtype: float32", "dtype: auto"))
+    facts = json.loads(environment.read_text())
+    environment.write_text(json.dumps(facts | {"dtype": "float16"}))
+    code, stderr = train(run, "--resume")
+    assert code == 2
+    assert "add --dtype float16" in stderr
+    environment.write_text(json.dumps(facts))
+    code, stderr = train(run, "--resume", "--dtype", "float32")
+    assert code == 0, stderr
+    assert "dtype auto -> float32" in stderr
+    assert_same_run(run, uninterrupted)
