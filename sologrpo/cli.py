@@ -34,12 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _run(command: str, arguments: Sequence[str]) -> None:
     run, _ = COMMANDS[command]
-    try:
-        run(arguments)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has left, as in `sologrpo recipes | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        sys.exit(1)
+    one_line_errors(run)(arguments)
 
 
 class _Parser(argparse.ArgumentParser):
