@@ -117,12 +117,21 @@ class RunArguments:
         default=600.0,
         help="Seconds allowed for one call of a reward before the run stops; 0 for no limit",
     )
+    reward_workers: int = HfArg(
+        default=1,
+        help="Processes in which rewards of your own run; 0 to run them in the trainer's process",
+    )
     trainer: str = HfArg(
         default="solo",
         metadata={"choices": list(TRAINERS)},
         help="solo, or stock: TRL's own GRPOTrainer",
     )
     resume: bool = HfArg(default=False, help="Resume from the last checkpoint in output_dir")
+    accept_changes: bool = HfArg(
+        default=False,
+        help="With resume: continue although data, base weights, worked examples or rewards differ "
+        "from those of the run, and record it",
+    )
     dry_run: bool = HfArg(default=False, help="Print the plan and stop")
     rehearse: bool | None = HfArg(
         default=None,

@@ -22,6 +22,7 @@ RANGES: dict[str, tuple[float, float, bool]] = {
     **dict.fromkeys(
         ("learning_rate", "beta", "epsilon", "epsilon_high", "weight_decay", "max_grad_norm",
          "warmup_steps", "advantage_eps", "num_validation_examples", "reward_timeout",
+         "reward_workers",
          "max_nonfinite_steps", "max_resample_rounds", "seed", "num_samples"),
         (0, inf, True),
     ),
