@@ -4,6 +4,11 @@ Also `accelerate launch --quiet train.py --config FILE`. Reads in the order that
 config -> data -> rewards -> run directory -> model -> trainer -> train -> adapter -> report.
 """
 
+if __name__ == "__main__":  # first, so that Ctrl-C ends in one line during the imports too
+    from sologrpo.startup import start_process
+
+    start_process()
+
 from rich.console import Console
 
 from rewards import load_rewards

@@ -38,6 +38,10 @@ class RunError(RuntimeError):
     """Raised when a run has to stop; the message is one line and tells how to fix it."""
 
 
+class _Reported(SystemExit):
+    """An exit whose line is printed."""
+
+
 # Libraries raise these for a file that is not what they expect: config files with a list instead of
 # a mapping, weights that end too early.
 BROKEN_FILE = (OSError, ValueError, TypeError, LookupError, AttributeError, SafetensorError)
@@ -54,7 +58,7 @@ def printable(text: str) -> str:
     >>> printable("no file \\x1b[2J\\nin sight")
     'no file \\\\x1b[2J in sight'
     """
-    line = " ".join(text.split())
+    line = " ".join(text.splitlines())
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
@@ -99,13 +103,15 @@ def one_line_errors(main: Callable[P, None]) -> Callable[P, None]:
                 print(error.own_traceback(), file=sys.stderr, end="")
             if line:
                 print(f"{_prefix()}: {printable(line)}", file=sys.stderr)
-            sys.exit(code)
+            raise _Reported(code) from error
 
     return wrapped
 
 
 def _ending(error: BaseException) -> tuple[int, str]:
-    """Return the exit code and the line for an error; 0 for a defect, or an exit with its line."""
+    """Return the exit code and the line for an error; 0 for a defect, and for other exits."""
+    if isinstance(error, _Reported):
+        return 0, ""
     if (number := stopped_by()) is not None:
         return 128 + number, ""
     if isinstance(error, KeyboardInterrupt) or getattr(error, "code", None) == 130:

@@ -4,23 +4,27 @@ Imports nothing but the standard library: it runs before the libraries are impor
 seconds.
 """
 
+import atexit
 import io
 import logging
 import os
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 
 STOPPED = {signal.SIGINT: "stopped by Ctrl-C", signal.SIGTERM: "stopped by SIGTERM"}
 
-# Logged at every start, or for every 4-bit model, although nothing is wrong: logger and text.
+# Logged although nothing is wrong: logger and text.
 _NOISE = {
     # bitsandbytes 0.50, backends/cpu/ops.py:253. The kernel has no backward: `keep_nf4_trainable`
     # (model/loading.py) would turn it off.
     "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward",
     # transformers 5.23, integrations/bitsandbytes.py:311, for a merge that asks for that dtype.
     "transformers.integrations.bitsandbytes": "The modules are dequantized in",
+    # transformers 5.23, trainer_utils.py:323, for two checkpoints within a second.
+    "transformers.trainer_utils": "mtime may not be reliable",
 }
 
 _received: signal.Signals | None = None
@@ -33,13 +37,18 @@ def start_process() -> None:
     signal that the process was started to ignore stays ignored.
     """
     for name, text in _NOISE.items():
-        logging.getLogger(name).addFilter(lambda record, text=text: text not in str(record.msg))
+        logging.getLogger(name).addFilter(partial(_is_news, text))
     for number in STOPPED:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _on_signal)
+    atexit.register(_ignore_signals)  # runs after those registered later
     os.register_at_fork(after_in_child=_use_default_handlers)
     if sys.stdout is not None and not sys.stdout.isatty():
         _outlive_reader()
+
+
+def _is_news(noise: str, record: logging.LogRecord) -> bool:
+    return noise not in str(record.msg)
 
 
 def stopped_by() -> signal.Signals | None:
@@ -70,6 +79,12 @@ def _is_importing(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _ignore_signals() -> None:
+    """Let a process that has done its work exit in peace."""
+    for number in STOPPED:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _use_default_handlers() -> None:
