@@ -25,6 +25,7 @@ from rewards.checking import (
     check_signature,
     checked,
     reward_name,
+    source_hash,
 )
 from rewards.correctness import answer_correctness, boxed_correctness, gsm8k_weighted
 from rewards.format import (
@@ -78,6 +79,7 @@ __all__ = [
     "parse_gold",
     "reasoning_length",
     "reward_name",
+    "source_hash",
     "strict_format",
     "trailing_text",
 ]

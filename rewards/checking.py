@@ -6,6 +6,7 @@ problem. A score of 0 would hide the bug in the reward curve.
 
 import asyncio
 import functools
+import hashlib
 import inspect
 import math
 import sys
@@ -13,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -106,6 +108,37 @@ def reward_name(reward: Any) -> str:
     return str(getattr(reward, "__name__", type(reward).__name__))
 
 
+def source_hash(reward: Any) -> str:
+    """Return the SHA-256 of the source file that defines a reward, to notice that it was edited.
+
+    Args:
+        reward: as loaded by `load_rewards`, or a plain function or callable object.
+
+    >>> source_hash(reward_name) == source_hash(checked(reward_name))
+    True
+    """
+    if isinstance(reward, _Checked):
+        return reward.source_hash
+    return hashlib.sha256(_source_of(_plain(reward))).hexdigest()
+
+
+def _source_of(reward: Any) -> bytes:
+    for defined in (reward, type(reward)):
+        try:
+            return Path(inspect.getsourcefile(defined) or "").read_bytes()
+        except (TypeError, OSError):  # an object, or code without a file
+            continue
+    return reward_name(reward).encode()  # compiled: only its name can change
+
+
+def _plain(reward: Any) -> Any:
+    """Return the function inside partials and decorators."""
+    reward = inspect.unwrap(reward)
+    while isinstance(reward, functools.partial):
+        reward = inspect.unwrap(reward.func)
+    return reward
+
+
 def _is_async(reward: Any) -> bool:
     while isinstance(reward, functools.partial):
         reward = reward.func
@@ -117,6 +150,7 @@ class _Checked:
         self.reward = reward
         self.timeout = timeout
         self.__name__ = reward_name(reward)
+        self.source_hash = source_hash(reward)
 
     async def _scores(self, arguments: dict[str, Any]) -> Scores:
         name, count = self.__name__, len(arguments["completions"])

@@ -1,12 +1,13 @@
 """Rewards named in a config: built in, with parameters, or a user's own."""
 
 import asyncio
+import hashlib
 import inspect
 import pickle
 
 import pytest
 
-from rewards import REWARDS, load_reward, load_rewards
+from rewards import REWARDS, load_reward, load_rewards, source_hash
 
 OWN = """
 GREETING = "hello"
@@ -124,3 +125,17 @@ def test_every_reward_says_what_it_scores():
         assert len(first) < 100
         assert any(line.startswith(">>>") for line in rest)
         assert any("Source:" in line or "recipe" in line for line in [first, *rest])
+
+
+@pytest.mark.parametrize("name", ["my_reward", "my_async_reward", "my_judge"])
+def test_the_source_hash_is_that_of_the_file(name):
+    for spec in (f"own_rewards:{name}", {f"own_rewards:{name}": {}}):
+        (reward,) = load_rewards([spec])
+        assert source_hash(reward) == hashlib.sha256(OWN.encode()).hexdigest()
+
+
+def test_rewards_of_other_files_have_other_source_hashes():
+    specs = ["strict_format", "trailing_text", "answer_correctness", "math:fsum", "math:prod"]
+    same, again, *others = map(source_hash, load_rewards(specs))
+    assert same == again
+    assert len({same, *others}) == 4

@@ -1,0 +1,271 @@
+"""Read files and values by a typed schema; every deviation is one `InputError` line.
+
+A schema is a subclass of `Schema`, or another type that pydantic knows: `dict[str, Number]`, say.
+Types are strict: `true` is no number, `"5"` no integer, and numbers are finite.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Hashable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter
+from pydantic import ValidationError as Deviation
+
+from sologrpo.errors import InputError
+
+T = TypeVar("T")
+STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+SHOWN = 60  # characters of a wrong value in an error
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+# Raised by parsers for text that they do not expect: PyYAML for `!!int ""` or `!!timestamp x`, too.
+_UNPARSABLE = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError)
+
+
+class Schema(BaseModel):
+    """Describe a mapping; other keys are ignored, so that files of later versions can be read."""
+
+    model_config = STRICT | ConfigDict(frozen=True)
+
+
+def as_number(value: Any) -> Any:
+    """Return the number that a text stands for; other values unchanged.
+
+    In YAML 1.1, `1e-6` is a text, unlike `1.0e-6`.
+
+    >>> as_number("1e-6"), as_number("fast"), as_number(True)
+    (1e-06, 'fast', True)
+    """
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+
+
+Number = Annotated[float, BeforeValidator(as_number)]
+
+
+def parse(schema: type[T], value: Any, where: str | Path) -> T:
+    """Check a value against a schema.
+
+    Args:
+        schema: what the value should be.
+        value: of plain types, as a file or a command line gives it.
+        where: origin of the value, such as a path, for the message.
+
+    Raises:
+        InputError: for the first deviation: where, its key, what is there, what was expected.
+
+    >>> parse(dict[str, int], {"seed": True}, "a.yaml")
+    Traceback (most recent call last):
+    sologrpo.errors.InputError: a.yaml: seed: True; expected a valid integer
+    """
+    try:
+        checked: T = _adapter(schema).validate_python(value)  # type: ignore[arg-type]
+    except Deviation as deviation:
+        raise InputError(f"{where}: {_describe(deviation, value)}") from deviation
+    except RecursionError as error:
+        raise InputError(f"{where}: nested too deeply") from error
+    return checked
+
+
+@cache
+def _adapter(schema: Any) -> TypeAdapter[Any]:
+    is_model = isinstance(schema, type) and issubclass(schema, BaseModel)
+    return TypeAdapter(schema, config=None if is_model else STRICT)  # a model has its own
+
+
+def _describe(deviation: Deviation, value: Any) -> str:
+    """Describe the first deviation, with all alternatives of a union."""
+    first, *others = deviation.errors(include_url=False, include_context=False)
+    key = _key(first, value)
+    name = f"{'.'.join(map(str, key))}: " if key else ""
+    if first["type"] == "missing":
+        return f"{name}missing"
+    if first["type"] == "extra_forbidden":
+        return f"{name}unknown key"
+    if first["type"] == "value_error":
+        return name + first["msg"].removeprefix("Value error, ")
+    messages = [first["msg"], *(error["msg"] for error in others if _key(error, value) == key)]
+    texts = dict.fromkeys(text.removeprefix("Input should be ") for text in messages)
+    expected = " or ".join(texts)
+    if first["type"] in ("model_type", "dict_type"):
+        expected = "key: value pairs"
+    return f"{name}{shown(first['input'])}; expected {expected}"
+
+
+def _key(error: Any, value: Any) -> list[int | str]:
+    """Keep what leads into the value; pydantic adds the alternative of a union that it tried."""
+    key: list[int | str] = []
+    for part in error["loc"]:
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            continue
+        key.append(part)
+    return [*key, error["loc"][-1]] if error["type"] == "missing" else key
+
+
+def shown(value: Any) -> str:
+    """Write a value for an error: on one line, with an ellipsis if it is long, and no escapes.
+
+    >>> shown("a\\x1b[31m"), shown([1, None])
+    ("'a\\\\x1b[31m'", '[1, None]')
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of over 4,300 digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file.
+
+    Raises:
+        InputError: if it is missing, no regular file, or unreadable.
+    """
+    try:
+        if path.is_dir():
+            raise InputError(f"{path} is a folder: give a file")
+        if path.exists() and not path.is_file():  # a pipe or a device: reading might never end
+            raise InputError(f"{path} is not a regular file")
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(f"no file {path}{looked_in(path)}") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        if isinstance(error, InputError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read {path}: {reason}") from error
+
+
+def looked_in(path: str | Path) -> str:
+    """Say from which folder a relative path was looked for; empty for an absolute one."""
+    return "" if os.path.isabs(path) else f" in {os.getcwd()}"
+
+
+def read_text(path: Path) -> str:
+    """Read a text file, UTF-8 with or without the mark that Windows puts first.
+
+    Raises:
+        InputError: as `read_bytes`, or if it is empty, zeroed, or in another encoding.
+    """
+    content = read_bytes(path)
+    if not content.strip():
+        raise InputError(f"{path} is empty")
+    if b"\0" in content and not content.strip(b"\0"):
+        raise InputError(f"{path} is damaged: it holds nothing but zeros")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} is not UTF-8 text: byte {error.start} ({error.reason})"
+        ) from error
+
+
+def read_json(path: Path, schema: type[T]) -> T:
+    """Read a JSON file.
+
+    Raises:
+        InputError: if it cannot be read, is not JSON, names a key twice, or deviates.
+    """
+    return parse(schema, parse_json(read_text(path), path), path)
+
+
+def read_json_lines(path: Path, schema: type[T]) -> list[T]:
+    """Read a file with one JSON value a line; empty lines are left out.
+
+    Raises:
+        InputError: as `read_json`; the message names the line.
+    """
+    return [parse(schema, parse_json(line, where), where) for where, line in numbered_lines(path)]
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield `FILE, line NUMBER` and the text of each line that is not empty.
+
+    Raises:
+        InputError: as `read_text`.
+    """
+    # Not `splitlines`, which also breaks at characters that JSON may hold as they are.
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip():
+            yield f"{path}, line {number}", line
+
+
+def parse_json(text: str, where: str | Path) -> Any:
+    """Parse JSON.
+
+    Raises:
+        InputError: if it is not JSON, is nested too deeply, or names a key twice.
+    """
+    return _parsed(lambda: json.loads(text, object_pairs_hook=_unique), "JSON", where)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {shown(key)} is there twice")
+        found[key] = value
+    return found
+
+
+def read_yaml(path: Path, schema: type[T]) -> T:
+    """Read a YAML file of plain types.
+
+    Raises:
+        InputError: if it cannot be read, is not YAML, names a key twice, has a key that is no text,
+            repeats a value by an alias, or deviates.
+    """
+    return parse(schema, parse_yaml(read_text(path), path), path)
+
+
+def parse_yaml(text: str, where: str | Path) -> Any:
+    """Parse YAML; as `read_yaml`.
+
+    Raises:
+        InputError: see `read_yaml`.
+    """
+    return _parsed(lambda: yaml.load(text, _Loader), "YAML", where)
+
+
+def _parsed(load: Callable[[], Any], language: str, where: str | Path) -> Any:
+    try:
+        return load()
+    except RecursionError as error:
+        raise InputError(f"{where}: nested too deeply") from error
+    except (yaml.YAMLError, *_UNPARSABLE) as error:
+        problem = " ".join(str(error).replace('in "<unicode string>", ', "").split())
+        raise InputError(f"{where} is not valid {language}: {problem}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Load plain types; refuse what would be lost or guessed, or would grow without bound."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = self.get_event()  # type: ignore[no-untyped-call]
+            problem = f"alias *{event.anchor}: write the value out"
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise _error(f"the key {shown(key)} is no text: put it in quotes", key_node)
+            if key in seen:
+                raise _error(f"the key {shown(key)} is there twice: keep one", key_node)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _error(problem: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
