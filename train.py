@@ -17,6 +17,7 @@ from sologrpo.plan import print_plan
 from sologrpo.report import write_report
 from sologrpo.training import (
     build_trainer,
+    fingerprints,
     open_run_directory,
     rehearse,
     tolerate_tracker_failures,
@@ -40,7 +41,8 @@ def main() -> None:
         return
 
     push = PushToHub(args, console)
-    opened = open_run_directory(run, args, model_args, console)
+    made_from = fingerprints(run, model_args, datasets, tokenizer, rewards)
+    opened = open_run_directory(run, args, model_args, made_from, console)
     model = load_base_model(model_args, args.trust_remote_code)
     trainer = build_trainer(settings, model, rewards, datasets, tokenizer, console, [push])
     rehearse(trainer, run, console)

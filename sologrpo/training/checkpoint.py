@@ -1,8 +1,9 @@
 """Checkpoints: write, check, choose and rotate them, train from one, stop with one.
 
 transformers' checkpoint holds weights, optimizer, schedule, random states and step, but not the
-position inside a generation batch: `generation_state.pt` adds it, and `manifest.json` closes it. The
-lines named here are those of transformers 5.23.0 (trainer.py) and TRL 1.16.0 (grpo_trainer.py).
+position inside a generation batch: `generation_state.pt` adds it, and `manifest.json` proves the
+whole. The lines named here are those of transformers 5.23.0 (trainer.py) and TRL 1.16.0
+(grpo_trainer.py).
 """
 
 import json
@@ -38,11 +39,11 @@ _FOLDER = re.compile(CHECKPOINT.format(r"(\d+)"))
 
 
 class FinishCheckpoints(TrainerCallback):  # type: ignore[misc]
-    """Close each checkpoint with a manifest, and only then delete older ones, the lowest step first.
+    """Write each checkpoint's manifest, and only then delete older checkpoints, by step.
 
     A process that is killed before the manifest leaves an incomplete checkpoint and all older ones.
-    transformers' own rotation (trainer.py:3417) would come before the manifest and go by the time
-    of modification, which deletes each new checkpoint once the clock was set back. It is turned off.
+    transformers' rotation (trainer.py:3417) is turned off: it comes before the manifest and goes by
+    the time of modification, which deletes each new checkpoint once the clock was set back.
 
     Args:
         args: `save_total_limit` is taken out of them.
