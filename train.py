@@ -17,9 +17,9 @@ from sologrpo.plan import print_plan
 from sologrpo.report import write_report
 from sologrpo.training import (
     build_trainer,
-    fingerprints,
     open_run_directory,
     rehearse,
+    take_fingerprints,
     tolerate_tracker_failures,
     train,
 )
@@ -41,7 +41,7 @@ def main() -> None:
         return
 
     push = PushToHub(args, console)
-    made_from = fingerprints(run, model_args, datasets, tokenizer, rewards)
+    made_from = take_fingerprints(run, model_args, datasets, tokenizer, rewards)
     opened = open_run_directory(run, args, model_args, made_from, console)
     model = load_base_model(model_args, args.trust_remote_code)
     trainer = build_trainer(settings, model, rewards, datasets, tokenizer, console, [push])

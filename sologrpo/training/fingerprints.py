@@ -26,7 +26,7 @@ THREADS = 4  # hashing waits for the disk, and leaves Python while it computes
 _SAMPLE = {"question": "1 + 1", "answer": "#### 2"}
 
 
-def fingerprints(
+def take_fingerprints(
     run: RunArguments,
     model: ModelConfig,
     datasets: tuple[Dataset, Dataset | None],

@@ -231,7 +231,7 @@ def test_damaged_completions_of_later_steps_are_removed(
 
 
 class Killed(BaseException):
-    """What stops a process between two writes."""
+    """Stands for what stops a process between two writes."""
 
 
 @pytest.mark.parametrize("trainer", ["solo", "stock"])
