@@ -1,6 +1,7 @@
 """Train a LoRA adapter with GRPO: `sologrpo train --config quickstart`.
 
-Also `accelerate launch --quiet train.py --config FILE`. Reads in the order that the data flows:
+Also `python train.py --config FILE`, and with `accelerate launch --quiet` on several GPUs. Reads in
+the order that the data flows:
 config -> data -> rewards -> run directory -> model -> trainer -> train -> adapter -> report.
 """
 

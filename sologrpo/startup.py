@@ -44,7 +44,7 @@ def start_process() -> None:
     atexit.register(_ignore_signals)  # runs after those registered later
     os.register_at_fork(after_in_child=_use_default_handlers)
     if sys.stdout is not None and not sys.stdout.isatty():
-        _outlive_reader()
+        _tolerate_closed_pipe()
 
 
 def _is_news(noise: str, record: logging.LogRecord) -> bool:
@@ -104,7 +104,7 @@ class _Pipe(io.FileIO):
             return memoryview(data).nbytes
 
 
-def _outlive_reader() -> None:
+def _tolerate_closed_pipe() -> None:
     """Finish the work although nobody reads the output any more, as in `sologrpo report | head`."""
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(_Pipe(1, "w", closefd=False)),
