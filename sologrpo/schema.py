@@ -8,12 +8,13 @@ import json
 import os
 import re
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, TypeAdapter
 from pydantic import ValidationError as Deviation
 
 from sologrpo.errors import InputError
@@ -41,6 +42,17 @@ def as_number(value: Any) -> Any:
     (1e-06, 'fast', True)
     """
     return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+
+
+def one_of(*names: str) -> AfterValidator:
+    """Limit a text to these."""
+
+    def check(value: str) -> str:
+        if value not in names:
+            raise ValueError(f"{shown(value)}; expected {', '.join(names[:-1])} or {names[-1]}")
+        return value
+
+    return AfterValidator(check)
 
 
 Number = Annotated[float, BeforeValidator(as_number)]
@@ -118,6 +130,15 @@ def shown(value: Any) -> str:
     except ValueError:  # an integer of over 4,300 digits
         text = f"a {type(value).__name__}"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+@contextmanager
+def advising(advice: str) -> Iterator[None]:
+    """Add how to fix it to the errors of a block."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{error}: {advice}") from error
 
 
 # -- files ---------------------------------------------------------------------------------------
