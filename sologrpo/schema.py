@@ -166,7 +166,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def looked_in(path: str | Path) -> str:
-    """Say from which folder a relative path was looked for; empty for an absolute one."""
+    """Tell from which folder a relative path was looked for; empty for an absolute one."""
     return "" if os.path.isabs(path) else f" in {os.getcwd()}"
 
 

@@ -129,7 +129,7 @@ class Sampled(Schema):
 
 
 class Results(Schema):
-    """What is read of `results.json` again; files of older versions have fewer fields."""
+    """Describe what is read of `results.json` again; older files have fewer fields."""
 
     model_config = ConfigDict(extra="allow")
 
