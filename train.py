@@ -19,6 +19,7 @@ from sologrpo.training import (
     build_trainer,
     open_run_directory,
     rehearse,
+    take_fingerprints,
     tolerate_tracker_failures,
     train,
 )
@@ -40,7 +41,8 @@ def main() -> None:
         return
 
     push = PushToHub(args, console)
-    opened = open_run_directory(run, args, model_args, console)
+    made_from = take_fingerprints(run, model_args, datasets, tokenizer, rewards)
+    opened = open_run_directory(run, args, model_args, made_from, console)
     model = load_base_model(model_args, args.trust_remote_code)
     trainer = build_trainer(settings, model, rewards, datasets, tokenizer, console, [push])
     rehearse(trainer, run, console)

@@ -1,7 +1,7 @@
 """Read files and values by a typed schema; every deviation is one `InputError` line.
 
 A schema is a subclass of `Schema`, or another type that pydantic knows: `dict[str, Number]`, say.
-Types are strict: `true` is no number, `"5"` no integer, and numbers are finite.
+Types are strict: `true` is not a number, `"5"` not an integer, and numbers are finite.
 """
 
 import json
@@ -241,7 +241,7 @@ def read_yaml(path: Path, schema: type[T]) -> T:
     """Read a YAML file of plain types.
 
     Raises:
-        InputError: if it cannot be read, is not YAML, names a key twice, has a key that is no text,
+        InputError: if it cannot be read, is not YAML, names a key twice, has a key that is not a text,
             repeats a value by an alias, or deviates.
     """
     return parse(schema, parse_yaml(read_text(path), path), path)
@@ -281,7 +281,7 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise _error(f"the key {shown(key)} is no text: put it in quotes", key_node)
+                raise _error(f"the key {shown(key)} is not a text: put it in quotes", key_node)
             if key in seen:
                 raise _error(f"the key {shown(key)} is there twice: keep one", key_node)
             seen.add(key)

@@ -9,6 +9,7 @@ reuses what it finds there.
 
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ from sologrpo.export.hub import HubError, check_repository_name, open_repository
 from sologrpo.export.model_card import write_card
 from sologrpo.export.parity import Gap, ParityCheck, gap_table, parity_failure
 from sologrpo.files import ADAPTER, EVALUATIONS, RESULTS, write_atomically
-from sologrpo.manifest import MANIFEST
+from sologrpo.manifest import MANIFEST, write_manifest
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.memory import release_unused
 from sologrpo.model.merging import check_adapter, dequantize, merge_adapter, save_4bit, save_merged
@@ -52,16 +53,25 @@ REQUANTISED = "4bit"
 def save_adapter(trainer: Trainer, adapter: Path) -> None:
     """Save the trained adapter and the tokenizer; call it in every process, for sharded weights.
 
+    The folder is complete, with a manifest, or not there: it is saved next to its place and moved.
     `training_args.bin`, a pickle with paths and settings of this machine, is left out: nothing that
     loads an adapter reads it, and config.yaml of the run holds the same in plain text.
 
     Args:
         trainer: after training.
-        adapter: folder to save in.
+        adapter: folder to save in; what was there before is removed.
     """
-    trainer.save_model(str(adapter))
+    unfinished = adapter.with_name(f".{adapter.name}.unfinished")
     if trainer.is_world_process_zero():
-        (adapter / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()
+    trainer.save_model(str(unfinished))
+    trainer.accelerator.wait_for_everyone()
+    if trainer.is_world_process_zero():
+        (unfinished / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+        write_manifest(unfinished)
+        shutil.rmtree(adapter, ignore_errors=True)
+        os.replace(unfinished, adapter)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Training: the trainer, its callbacks, checkpoints, rehearsal, and the run directory."""
 
+from sologrpo.training.fingerprints import take_fingerprints
 from sologrpo.training.rehearsal import rehearse
 from sologrpo.training.run import build_trainer, train
 from sologrpo.training.run_directory import open_run_directory
@@ -11,6 +12,7 @@ __all__ = [
     "build_trainer",
     "open_run_directory",
     "rehearse",
+    "take_fingerprints",
     "tolerate_tracker_failures",
     "train",
 ]

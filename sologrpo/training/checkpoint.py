@@ -1,8 +1,9 @@
 """Checkpoints: write, check, choose and rotate them, train from one, stop with one.
 
 transformers' checkpoint holds weights, optimizer, schedule, random states and step, but not the
-position inside a generation batch: `generation_state.pt` adds it. The lines named here are those of
-transformers 5.23.0 (trainer.py) and TRL 1.16.0 (grpo_trainer.py).
+position inside a generation batch: `generation_state.pt` adds it, and `manifest.json` proves the
+whole. The lines named here are those of transformers 5.23.0 (trainer.py) and TRL 1.16.0
+(grpo_trainer.py).
 """
 
 import json
@@ -11,30 +12,59 @@ import re
 import shutil
 import signal
 import sys
-import zipfile
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
+from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from sologrpo.config.schedule import optimizer_steps
-from sologrpo.files import ADAPTER_WEIGHTS, CHECKPOINT
+from sologrpo.files import CHECKPOINT
+from sologrpo.manifest import damage, write_manifest
 
 STATE = "trainer_state.json"
-# All or, with save_only_model, none. transformers resumes without those that are missing.
-WRITTEN_TOGETHER = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")
 _FOLDER = re.compile(CHECKPOINT.format(r"(\d+)"))
 
 
-# -- choosing a checkpoint -----------------------------------------------------------------------
+# -- closing and choosing a checkpoint -----------------------------------------------------------
+
+
+class FinishCheckpoints(TrainerCallback):  # type: ignore[misc]
+    """Write each checkpoint's manifest, and only then delete older checkpoints, by step.
+
+    A process that is killed before the manifest leaves an incomplete checkpoint and all older ones.
+    transformers' rotation (trainer.py:3417) is turned off: it comes before the manifest and goes by
+    the time of modification, which deletes each new checkpoint once the clock was set back.
+
+    Args:
+        args: `save_total_limit` is taken out of them.
+    """
+
+    def __init__(self, args: TrainingArguments) -> None:
+        self._limit, args.save_total_limit = args.save_total_limit, None
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Write the manifest once all processes have written their files; then rotate."""
+        PartialState().wait_for_everyone()
+        if not args.should_save:
+            return
+        checkpoint = Path(args.output_dir) / CHECKPOINT.format(state.global_step)
+        # A pickle with paths and settings of this machine, which nothing reads.
+        (checkpoint / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+        write_manifest(checkpoint)
+        # Keeps `best_model_checkpoint` as transformers does.
+        rotate_checkpoints(args.output_dir, self._limit, state.best_model_checkpoint)
 
 
 def checkpoints_of(directory: Path) -> list[Path]:
@@ -54,62 +84,79 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def last_complete_checkpoint(directory: Path) -> Path | None:
-    """Find the latest checkpoint that a run can resume from; None if there is none."""
-    complete = (path for path in checkpoints_of(directory) if incomplete_reason(path) is None)
-    return next(complete, None)
+def last_complete_checkpoint(
+    directory: Path, obstacle: Callable[[Path], str | None] = lambda checkpoint: None
+) -> Path | None:
+    """Find the latest checkpoint that a run can resume from; None if there is none.
+
+    Args:
+        directory: of the run.
+        obstacle: names what else keeps a complete checkpoint from being used. Those are passed
+            over, unless all have one.
+    """
+    latest = None
+    for checkpoint in checkpoints_of(directory):
+        if incomplete_reason(checkpoint) is None:
+            if obstacle(checkpoint) is None:
+                return checkpoint
+            latest = latest or checkpoint
+    return latest
 
 
 def incomplete_reason(checkpoint: Path) -> str | None:
-    """Name the file that an interrupted save left out or cut short; None if all are there.
+    """Name the first file that an interrupted save left out, or that was damaged since.
 
-    `_save_checkpoint` (trainer.py:3355-3422) writes the adapter (3369), optimizer and schedule
-    (3392), random states (3395), and `trainer_state.json` last (3409). Only then are older
-    checkpoints deleted (3417). A killed process therefore leaves no valid `trainer_state.json`. The
-    other files are checked because a machine that loses power may lose any that was not flushed.
+    The manifest is written last (`FinishCheckpoints`), so a checkpoint without one is incomplete.
     """
-    for name in (STATE, ADAPTER_WEIGHTS):
-        if not (checkpoint / name).is_file():
-            return f"it has no {name}"
+    if (reason := damage(checkpoint)) is not None:
+        return reason
+    step = _state_of(checkpoint).get("global_step")
+    return None if step == step_of(checkpoint) else f"its {STATE} is that of step {step}"
+
+
+def unusable_reason(checkpoint: Path, trainer: str, args: TrainingArguments) -> str | None:
+    """Name what a complete checkpoint lacks to be resumed with these settings.
+
+    Args:
+        checkpoint: for which `incomplete_reason` is None.
+        trainer: `solo` or `stock`.
+        args: of the run to resume.
+    """
+    file = generation_state_file(checkpoint, args)
+    if trainer == "solo" and not file.is_file():
+        return f"it has no {file.name}"
+    best = best_checkpoint(checkpoint) if args.load_best_model_at_end else None
+    reason = None if best is None else incomplete_reason(best)
+    return None if reason is None else f"{best} was the best so far, and {reason}"
+
+
+def best_checkpoint(checkpoint: Path) -> Path | None:
+    """Return the best checkpoint up to this one, if the run chose any and it is still there."""
+    best = _state_of(checkpoint).get("best_model_checkpoint")
+    path = None if best is None else checkpoint.parent / Path(best).name
+    return path if path is not None and path.is_dir() else None
+
+
+def _state_of(checkpoint: Path) -> dict[str, Any]:
     try:
-        json.loads((checkpoint / STATE).read_bytes())
-    except ValueError:
-        return f"{STATE} is cut short"
-    missing = [name for name in WRITTEN_TOGETHER if not list(checkpoint.glob(name))]
-    sharded = any(path.is_dir() for path in checkpoint.iterdir())  # by DeepSpeed or FSDP
-    if 0 < len(missing) < len(WRITTEN_TOGETHER) and not sharded:
-        return f"it has no {missing[0]}"
-    for path in sorted(checkpoint.iterdir()):
-        if _is_cut_short(path):
-            return f"{path.name} is cut short"
-    return None
+        state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
 
 
-def _is_cut_short(path: Path) -> bool:
-    if path.suffix in (".pt", ".pth"):
-        return not zipfile.is_zipfile(path)  # the directory of a zip file is at its end
-    if path.suffix == ".safetensors":
-        try:
-            with safe_open(path, framework="pt"):
-                return False
-        except SafetensorError:
-            return True
-    return False
-
-
-def set_aside_incomplete(directory: Path, last_complete: Path | None) -> None:
-    """Rename the checkpoints after the last complete one to `partial-checkpoint-N`.
+def set_aside(checkpoints: Iterable[Path], obstacle: Callable[[Path], str | None]) -> None:
+    """Rename checkpoints that the run cannot resume from to `partial-checkpoint-N`.
 
     They cannot stay: the next save would write into them, and rotation would count them.
 
     Args:
-        directory: of the run.
-        last_complete: the checkpoint to resume from; None renames all.
+        checkpoints: to rename.
+        obstacle: as `last_complete_checkpoint` takes it.
     """
-    step = -1 if last_complete is None else step_of(last_complete)
-    for checkpoint in (path for path in checkpoints_of(directory) if step_of(path) > step):
+    for checkpoint in checkpoints:
         aside = checkpoint.with_name(f"partial-{checkpoint.name}")
-        reason = incomplete_reason(checkpoint)
+        reason = incomplete_reason(checkpoint) or obstacle(checkpoint)
         print(f"{checkpoint} is incomplete, {reason}: moved to {aside.name}", file=sys.stderr)
         shutil.rmtree(aside, ignore_errors=True)
         checkpoint.rename(aside)
@@ -119,7 +166,7 @@ def set_aside_incomplete(directory: Path, last_complete: Path | None) -> None:
 
 
 def save_generation_state(trainer: GRPOTrainer, checkpoint: Path) -> None:
-    """Complete a checkpoint that transformers is writing, before it rotates the older ones.
+    """Complete a checkpoint that transformers is writing, before its manifest is written.
 
     Args:
         trainer: between two optimizer steps.
@@ -129,7 +176,6 @@ def save_generation_state(trainer: GRPOTrainer, checkpoint: Path) -> None:
         OSError: if the disk is full or read-only.
     """
     torch.save(_generation_state(trainer), generation_state_file(checkpoint, trainer.args))
-    _make_newest(checkpoint)
 
 
 def load_generation_state(trainer: GRPOTrainer, checkpoint: Path) -> None:
@@ -196,18 +242,6 @@ def _portable(value: Any) -> Any:
     return _portable(value.item()) if hasattr(value, "item") else str(value)
 
 
-def _make_newest(checkpoint: Path) -> None:
-    """Give older checkpoints older times, where the clock was set back.
-
-    transformers deletes the checkpoints that were modified first (trainer.py:3417, `use_mtime`):
-    after the clock went back it would delete each new one as soon as it was saved.
-    """
-    others = [path for path in checkpoints_of(checkpoint.parent) if path != checkpoint]
-    if any(path.stat().st_mtime >= checkpoint.stat().st_mtime for path in others):
-        for path in others:
-            os.utime(path, (step_of(path), step_of(path)))  # seconds after 1970, in order
-
-
 # -- training from a checkpoint ------------------------------------------------------------------
 
 
@@ -259,10 +293,8 @@ def train_from(trainer: GRPOTrainer, checkpoint: Path | None) -> None:
 
 def _result_of(last: Path, args: TrainingArguments) -> str:
     """Choose the checkpoint whose weights are the result: the last, or the best where asked."""
-    best = TrainerState.load_from_json(str(last / STATE)).best_model_checkpoint
-    if args.load_best_model_at_end and best is not None and Path(best).is_dir():
-        return str(best)
-    return str(last)
+    best = best_checkpoint(last) if args.load_best_model_at_end else None
+    return str(best or last)
 
 
 @contextmanager

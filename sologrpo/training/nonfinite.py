@@ -1,4 +1,4 @@
-"""Keep a loss or gradient that is not finite from the weights."""
+"""Keep a loss or gradient that is not finite from the weights, and such weights from the disk."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.errors import RunError
@@ -57,6 +58,33 @@ class NonfiniteSteps:
         logger.warning("%s; the step is left out", text)
         for parameter in model.parameters():
             parameter.grad = None  # the optimizer passes over it
+
+
+class StopAtNonfiniteWeights(TrainerCallback):  # type: ignore[misc]
+    """Stop a run whose weights are no longer finite, before they are saved.
+
+    The gradients may all be finite: a learning rate that is too high is enough, and TRL's trainer
+    checks nothing.
+    """
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: torch.nn.Module,
+        **kwargs: Any,
+    ) -> None:
+        """Check the weights that the step has changed.
+
+        Raises:
+            RunError: if one is NaN or infinite.
+        """
+        if not all_finite(p for p in model.parameters() if p.requires_grad):
+            raise RunError(
+                f"step {state.global_step} made weights of the adapter NaN or infinite, and they "
+                "are not saved: lower learning_rate or max_grad_norm"
+            )
 
 
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:

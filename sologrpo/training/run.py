@@ -15,9 +15,16 @@ from trl import GRPOTrainer, ModelConfig, get_peft_config
 
 from rewards import Reward
 from sologrpo.config import RunArguments, SoloGRPOConfig
+from sologrpo.errors import RunError
 from sologrpo.training.callbacks import ConsoleLog, MetricsFile, ValidateAtEnd
-from sologrpo.training.checkpoint import StopWithCheckpoint, print_resume_hint, train_from
+from sologrpo.training.checkpoint import (
+    FinishCheckpoints,
+    StopWithCheckpoint,
+    print_resume_hint,
+    train_from,
+)
 from sologrpo.training.diagnosis import Diagnosis
+from sologrpo.training.nonfinite import StopAtNonfiniteWeights
 from sologrpo.training.run_directory import OpenedRun
 from sologrpo.training.trainer import SoloGRPOTrainer
 
@@ -54,6 +61,8 @@ def build_trainer(
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),
         callbacks=[
+            StopAtNonfiniteWeights(),
+            FinishCheckpoints(args),  # before callbacks that send checkpoints elsewhere
             MetricsFile(),
             ConsoleLog(console),
             Diagnosis(console, args.max_completion_length),
@@ -77,10 +86,16 @@ def train(trainer: GRPOTrainer, opened: OpenedRun) -> None:
 
     Raises:
         SystemExit: 0 after SIGTERM, 130 after Ctrl-C; a line on stderr tells how to resume.
+        RunError: if anything else ends the run before its adapter is saved.
     """
     opened.describe()
     stop = StopWithCheckpoint()
     trainer.add_callback(stop)
     with print_resume_hint(trainer.args), stop:
-        train_from(trainer, opened.checkpoint)
+        try:
+            train_from(trainer, opened.checkpoint)
+        except SystemExit as error:  # with code 0 the run would seem to have ended well
+            raise RunError(
+                f"sys.exit({error.code}) was called during training: look for it in the rewards"
+            ) from error
         stop.exit_if_stopped(trainer.state)

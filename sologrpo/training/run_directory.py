@@ -1,19 +1,27 @@
-"""Run directory: resolved config, environment, and the decision to start or to resume."""
+"""Run directory: resolved config, environment, and the decision to start or to resume.
+
+`config.yaml` holds the settings; `environment.json` the machine, and the fingerprints of what the
+run is made from.
+"""
 
 import json
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+from accelerate import PartialState
 from filelock import FileLock, Timeout
+from pydantic import Field
 from rich.console import Console
 from trl import ModelConfig
 
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
-from sologrpo.config.parsing import load_run_config, recorded_dtype
+from sologrpo.config.parsing import without_credentials
 from sologrpo.environment import environment
 from sologrpo.errors import InputError
 from sologrpo.files import (
@@ -25,14 +33,18 @@ from sologrpo.files import (
     RUN_CONFIG,
     write_atomically,
 )
+from sologrpo.manifest import MANIFEST
 from sologrpo.model.loading import dtype_name, pick_dtype
+from sologrpo.schema import Schema, parse, parse_json, read_json, read_yaml
 from sologrpo.training.checkpoint import (
+    STATE,
     checkpoints_of,
-    generation_state_file,
     last_complete_checkpoint,
-    set_aside_incomplete,
+    set_aside,
     step_of,
+    unusable_reason,
 )
+from sologrpo.training.fingerprints import differences
 from sologrpo.training.tracking import prepare_trackers
 
 # Beginnings of keys that must not change when a run is resumed: the checkpoint's weights, optimizer
@@ -57,6 +69,28 @@ FREE = (
 )  # fmt: skip
 
 
+T = TypeVar("T")
+_COMPLETIONS_OF = re.compile(r"completions_(\d+)\.parquet")
+
+
+class Recorded(Schema):
+    """Describe what `environment.json` holds for a later `--resume`.
+
+    Attributes:
+        dtype: number format of the weights.
+        fingerprints: of what the run is made from, by name.
+        changes: of fingerprints that `--accept_changes` allowed, each with its step.
+    """
+
+    dtype: str
+    fingerprints: dict[str, str]
+    changes: list[dict[str, str | int]] = Field(default=[])
+
+
+class _Row(Schema):
+    step: int
+
+
 @dataclass(frozen=True)
 class OpenedRun:
     """Hold an opened run directory: no other process trains there.
@@ -66,14 +100,14 @@ class OpenedRun:
         checkpoint: to resume from; None to start from the beginning.
         lock: lasts as long as this object; None in other processes and on some file systems.
         settings: every setting with its value.
-        dtype: number format of the weights.
+        recorded: what a later `--resume` compares.
     """
 
     directory: Path
     checkpoint: Path | None
     lock: FileLock | None
     settings: dict[str, Any]
-    dtype: str
+    recorded: Recorded
 
     @property
     def adapter(self) -> Path:
@@ -84,12 +118,16 @@ class OpenedRun:
         """Write the settings to `config.yaml`, and what they met here to `environment.json`."""
         text = yaml.safe_dump(self.settings, sort_keys=True, allow_unicode=True)
         write_atomically(self.directory / RUN_CONFIG, text)
-        facts = environment() | {"dtype": self.dtype}
+        facts = environment() | self.recorded.model_dump()
         write_atomically(self.directory / ENVIRONMENT, json.dumps(facts, indent=2))
 
 
 def open_run_directory(
-    run: RunArguments, args: SoloGRPOConfig, model: ModelConfig, console: Console
+    run: RunArguments,
+    args: SoloGRPOConfig,
+    model: ModelConfig,
+    fingerprints: dict[str, str],
+    console: Console,
 ) -> OpenedRun:
     """Make the run directory, or choose the checkpoint to resume from; keep other processes out.
 
@@ -98,15 +136,17 @@ def open_run_directory(
     complete checkpoint is removed or renamed, because those steps are repeated.
 
     Args:
-        run: `resume` is used.
+        run: `resume` and `accept_changes` are used.
         args: `output_dir` is the directory.
         model: compared with the settings of the run to resume.
+        fingerprints: of what the run is made from, compared with those of the run to resume.
         console: for warnings.
 
     Raises:
         InputError: if the directory already holds a run and `--resume` is missing, if that run
-            cannot be resumed with these settings, if another process is training there, or if a
-            tracker needs a login. The directory is left untouched then.
+            cannot be resumed with these settings or was made from something else, if another
+            process is training there, or if a tracker needs a login. The directory is left
+            untouched then.
     """
     directory = Path(args.output_dir)
     used = (directory / RUN_CONFIG).exists() or bool(checkpoints_of(directory))
@@ -115,27 +155,33 @@ def open_run_directory(
             f"{directory} already holds a run: add --resume to continue it, or give another "
             "--output_dir"
         )
-    checkpoint = last_complete_checkpoint(directory)
+    obstacle = partial(unusable_reason, trainer=run.trainer, args=args)
+    checkpoint = last_complete_checkpoint(directory, obstacle)
+    recorded = Recorded(dtype=dtype_name(pick_dtype(model.dtype)), fingerprints=fingerprints)
+    settings = resolved_config(run, args, model)
     if checkpoint is not None:
-        _check_can_resume(checkpoint, run, args, model)
-    elif run.resume and (directory / ADAPTER).exists():
-        raise InputError(
-            f"--resume: {directory} holds a finished run without checkpoints: give another "
-            "--output_dir"
-        )
+        if (reason := obstacle(checkpoint)) is not None:
+            raise InputError(
+                f"--resume: no checkpoint can be used with these settings: {checkpoint} is the "
+                f"latest, and {reason}: give those of the run, or another --output_dir"
+            )
+        recorded = _check_can_resume(checkpoint, settings, recorded, run.accept_changes)
+    elif run.resume:
+        _check_can_start_again(directory)
     prepare_trackers(args, console)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make output_dir {directory}: {error.strerror}") from error
-    settings, dtype = resolved_config(run, args, model), dtype_name(pick_dtype(model.dtype))
     lock = _lock(directory) if args.process_index == 0 else None
     if run.resume and args.process_index == 0:
-        set_aside_incomplete(directory, checkpoint)
-        _remove_later_logs(directory, -1 if checkpoint is None else step_of(checkpoint))
+        step = -1 if checkpoint is None else step_of(checkpoint)
+        later = [path for path in checkpoints_of(directory) if step_of(path) > step]
+        set_aside(later, obstacle)
+        _remove_later_logs(directory, step)
         _print(f"resuming from {checkpoint}" if checkpoint else
                f"{directory} has no checkpoint yet: starting from the beginning")  # fmt: skip
-    return OpenedRun(directory, checkpoint, lock, settings, dtype)
+    return OpenedRun(directory, checkpoint, lock, settings, recorded)
 
 
 def _lock(directory: Path) -> FileLock | None:
@@ -156,30 +202,99 @@ def _lock(directory: Path) -> FileLock | None:
     return lock
 
 
-def _check_can_resume(
-    checkpoint: Path, run: RunArguments, args: SoloGRPOConfig, model: ModelConfig
-) -> None:
-    """Refuse settings under which the checkpoint means nothing; name the others that differ."""
-    if run.trainer == "solo" and not generation_state_file(checkpoint, args).is_file():
+def _check_can_start_again(directory: Path) -> None:
+    """Refuse to start from the beginning where finished work would be lost."""
+    if (directory / ADAPTER).exists():
         raise InputError(
-            f"--resume: {checkpoint} lacks its position in the generation batch; it was "
-            "made with save_only_model or another number of processes: give another --output_dir"
+            f"--resume: {directory} holds a finished run without complete checkpoints: give "
+            "another --output_dir"
         )
-    if not (checkpoint.parent / RUN_CONFIG).exists():  # killed before it was written
-        return
-    _check_dtype(checkpoint.parent, model)
-    before = load_run_config(checkpoint.parent)
-    now = yaml.safe_load(yaml.safe_dump(resolved_config(run, args, model)))
+    proven = any((path / MANIFEST).exists() for path in checkpoints_of(directory))
+    saved = [path for path in checkpoints_of(directory) if (path / STATE).is_file()]
+    if saved and not proven and not _records_fingerprints(directory):
+        raise InputError(
+            f"--resume: {saved[0]} has no {MANIFEST}, because an older version saved it: resume "
+            "with that version, or give another --output_dir"
+        )
+
+
+def _records_fingerprints(directory: Path) -> bool:
+    try:
+        return bool(read_json(directory / ENVIRONMENT, Recorded))
+    except InputError:
+        return False
+
+
+def _check_can_resume(
+    checkpoint: Path, settings: dict[str, Any], now: Recorded, accept_changes: bool
+) -> Recorded:
+    """Compare the run with what it was; name the settings that differ and may.
+
+    Args:
+        checkpoint: to resume from.
+        settings: of this process.
+        now: what this process found.
+        accept_changes: resume with other fingerprints, and without those that cannot be read.
+
+    Returns:
+        What to record: `now`, with all changes that were accepted.
+
+    Raises:
+        InputError: for settings under which the checkpoint means nothing, and for changes that were
+            not accepted.
+    """
+    directory, step = checkpoint.parent, step_of(checkpoint)
+    if not (directory / RUN_CONFIG).exists() and not (directory / ENVIRONMENT).exists():
+        return now  # a checkpoint alone, such as one from the Hub
+    recorded = _if_accepted(lambda: read_json(directory / ENVIRONMENT, Recorded), accept_changes)
+    if recorded is not None and recorded.dtype != now.dtype:
+        raise InputError(
+            f"--resume: the run's weights are {recorded.dtype}, and dtype {settings['dtype']} is "
+            f"{now.dtype} on this machine: add --dtype {recorded.dtype}, or give another "
+            "--output_dir"
+        )
+    before = _if_accepted(lambda: _read_settings(directory, settings), accept_changes)
+    _check_settings(before or {}, settings, step)
+    return now if recorded is None else _check_fingerprints(recorded, now, step, accept_changes)
+
+
+def _if_accepted(read: Callable[[], T], accept_changes: bool) -> T | None:
+    """Read what the run recorded; None if that cannot be read and need not be compared."""
+    try:
+        return read()
+    except InputError as error:
+        if not accept_changes:
+            raise InputError(
+                f"--resume: {error}: add --accept_changes to resume without comparing with it, or "
+                "give another --output_dir"
+            ) from error
+        _print(f"not compared: {error}")
+        return None
+
+
+def _read_settings(directory: Path, now: Mapping[str, Any]) -> dict[str, Any]:
+    before = read_yaml(directory / RUN_CONFIG, dict[str, Any])
+    lacking = [key for key in now if key.startswith(FIXED) and key not in before]
+    if lacking:  # a file that is cut short may still be YAML
+        raise InputError(f"{directory / RUN_CONFIG} is damaged: it lacks {lacking[0]}")
+    return before
+
+
+def _check_settings(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> None:
     changed = _changed_keys(before, now)
     refused = [key for key in changed if key.startswith(FIXED)]
     if refused:
-        were = ", ".join(f"{key} {before[key]}" for key in refused)
+        were = ", ".join(f"{key} {_one_line(before[key])}" for key in refused)
         raise InputError(
             f"--resume: the run was started with {were}: give the same, or another --output_dir"
         )
-    if changed and args.process_index == 0:
-        differ = ", ".join(f"{key} {before[key]} -> {now[key]}" for key in changed)
-        _print(f"settings changed from step {step_of(checkpoint)}: {differ}")
+    if changed:
+        differ = (f"{key} {_one_line(before[key])} -> {_one_line(now[key])}" for key in changed)
+        _print(f"settings changed from step {step}: {', '.join(differ)}")
+
+
+def _one_line(value: Any) -> str:
+    return " ".join(str(value).split())
 
 
 def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -187,37 +302,50 @@ def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
     return [key for key in keys if before[key] != now[key]]
 
 
-def _check_dtype(directory: Path, model: ModelConfig) -> None:
-    """Refuse another number format, also one that `auto` resolves to on this machine."""
-    before, now = recorded_dtype(directory), dtype_name(pick_dtype(model.dtype))
-    if before not in (None, now):
+def _check_fingerprints(
+    before: Recorded, now: Recorded, step: int, accept_changes: bool
+) -> Recorded:
+    changed = differences(before.fingerprints, now.fingerprints)
+    if changed and not accept_changes:
         raise InputError(
-            f"--resume: the run's weights are {before}, and dtype {model.dtype} is {now} on this "
-            f"machine: add --dtype {before}, or give another --output_dir"
+            f"--resume: changed since the run was started: {', '.join(changed)}: restore what was "
+            "there, add --accept_changes to continue with what is there now, or give another "
+            "--output_dir"
         )
+    if changed:
+        _print(f"changed from step {step}, and accepted: {', '.join(changed)}")
+    changes = [
+        {"step": step, "what": name, "before": before.fingerprints[name],
+         "now": now.fingerprints[name]}
+        for name in changed
+    ]  # fmt: skip
+    return now.model_copy(update={"changes": [*before.changes, *changes]})
 
 
 def _remove_later_logs(directory: Path, step: int) -> None:
-    """Delete the metrics and completions of later steps, and a line that a kill cut short."""
-    for table in (directory / COMPLETIONS).glob("completions_*.parquet"):
-        if int(table.stem.rpartition("_")[2]) > step:
+    """Delete the metrics and completions of later steps, and lines that are damaged."""
+    for table in (directory / COMPLETIONS).glob("*.parquet"):
+        number = _COMPLETIONS_OF.fullmatch(table.name)
+        if number and int(number[1]) > step and table.is_file():
             table.unlink()
     metrics = directory / METRICS
-    if metrics.exists():
-        lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-        write_atomically(metrics, "".join(line for line in lines if _is_kept(line, step)))
+    if metrics.is_file():
+        lines = metrics.read_bytes().decode("utf-8", "replace").split("\n")
+        kept = [line for line in lines if _is_kept(line, step)]
+        write_atomically(metrics, "".join(f"{line}\n" for line in kept))
 
 
 def _is_kept(line: str, step: int) -> bool:
+    """Check that a line of the metrics is one, up to this step. A kill may cut the last short."""
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError:  # the line at which the process was killed
+        return parse(_Row, parse_json(line, METRICS), METRICS).step <= step
+    except InputError:
         return False
-    return bool(row["step"] <= step)
 
 
 def _print(line: str) -> None:
-    print(line, file=sys.stderr)
+    if PartialState().is_main_process:
+        print(line, file=sys.stderr)
 
 
 def resolved_config(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> dict[str, Any]:
@@ -231,4 +359,5 @@ def resolved_config(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig)
     merged = {**vars(run), **args.to_dict(), **vars(model)}
     public = {key: value for key, value in merged.items() if not key.startswith("_")}
     plain: dict[str, Any] = json.loads(json.dumps(public, default=str))  # enumerations by value
-    return plain
+    return {key: without_credentials(value) if isinstance(value, str) else value
+            for key, value in plain.items()}  # fmt: skip

@@ -28,7 +28,6 @@ from sologrpo.training.checkpoint import (
     EpochSampler,
     StopWithCheckpoint,
     incomplete_reason,
-    last_complete_checkpoint,
     train_from,
 )
 from sologrpo.training.trainer import SoloGRPOTrainer
@@ -206,62 +205,6 @@ def test_order_of_an_epoch_is_that_of_trl() -> None:
         resumed = EpochSampler(range(9), **sizes)
         resumed.set_epoch(epoch)
         assert list(resumed) == epochs[epoch]
-
-
-# -- complete checkpoints ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "kept", "says"),
-    [
-        ("trainer_state.json", None, "has no trainer_state.json"),
-        ("trainer_state.json", 0, "trainer_state.json is cut short"),
-        ("trainer_state.json", 200, "trainer_state.json is cut short"),
-        ("adapter_model.safetensors", None, "has no adapter_model.safetensors"),
-        ("adapter_model.safetensors", 5000, "adapter_model.safetensors is cut short"),
-        ("optimizer.pt", None, "has no optimizer.pt"),
-        ("optimizer.pt", 5000, "optimizer.pt is cut short"),
-        ("scheduler.pt", None, "has no scheduler.pt"),
-        ("rng_state.pth", 0, "rng_state.pth is cut short"),
-        ("generation_state.pt", 3000, "generation_state.pt is cut short"),
-    ],
-)
-def test_a_checkpoint_with_a_file_missing_or_cut_short_is_skipped(
-    name: str,
-    kept: int | None,
-    says: str,
-    whole_training: tuple[Path, Metrics, list[torch.Tensor]],
-    tmp_path: Path,
-) -> None:
-    for step in (2, 10):  # 10 comes after 2, though not in the alphabet
-        shutil.copytree(whole_training[0] / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
-    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
-    file = tmp_path / "checkpoint-10" / name
-    if kept is None:
-        file.unlink()
-    else:
-        file.write_bytes(file.read_bytes()[:kept])
-    assert says in str(incomplete_reason(tmp_path / "checkpoint-10"))
-    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
-
-
-def test_a_save_cut_off_at_any_point_is_recognised(
-    whole_training: tuple[Path, Metrics, list[torch.Tensor]], tmp_path: Path
-) -> None:
-    saved = whole_training[0] / "checkpoint-10"
-    state = saved / "trainer_state.json"
-    # The clock of a file system may give two files one time.
-    by_time = sorted(saved.iterdir(), key=lambda file: (file.stat().st_mtime_ns, file == state))
-    assert by_time[-1] == state
-    for done, file in enumerate(by_time):
-        partial = tmp_path / str(done)
-        partial.mkdir()
-        for earlier in by_time[:done]:
-            shutil.copy(earlier, partial)
-        assert incomplete_reason(partial) is not None
-        (partial / file.name).write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-        assert incomplete_reason(partial) is not None
-    assert incomplete_reason(saved) is None
 
 
 # -- the command line ----------------------------------------------------------------------------
@@ -471,8 +414,7 @@ def remove(pattern: str) -> Callable[[Path], None]:
     [
         (remove("nothing"), "", "already holds a run: add --resume"),
         (remove("config.yaml"), "", "already holds a run: add --resume"),
-        (remove("checkpoint-*"), "--resume", "finished run without checkpoints"),
-        (remove("*/generation_state.pt"), "--resume", "lacks its position in the generation batch"),
+        (remove("checkpoint-*"), "--resume", "finished run without complete checkpoints"),
         (
             remove("nothing"),
             "--resume --num_generations 8 --seed 4 --beta 0.1",

@@ -1,0 +1,93 @@
+"""Fingerprints: what a run is made from, recorded at its start and compared when it is resumed.
+
+Settings name files, models and functions; a fingerprint is of their content.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.hub import cached_file, extract_commit_hash
+from trl import ModelConfig
+
+from rewards import Reward, source_hash
+from sologrpo.config import RunArguments
+from sologrpo.data.dataset import build_prompts, render_prompt
+from sologrpo.manifest import sha256 as sha256_of_file
+
+# Of a local model: what decides its weights and its tokens.
+MODEL_FILES = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
+THREADS = 4  # hashing waits for the disk, and leaves Python while it computes
+_SAMPLE = {"question": "1 + 1", "answer": "#### 2"}
+
+
+def take_fingerprints(
+    run: RunArguments,
+    model: ModelConfig,
+    datasets: tuple[Dataset, Dataset | None],
+    tokenizer: PreTrainedTokenizerBase,
+    rewards: Sequence[Reward],
+) -> dict[str, str]:
+    """Hash what a run is made from, by names that an error message can give.
+
+    Args:
+        run: our settings.
+        model: TRL's, of the model.
+        datasets: prompts to train on, and to validate on if there are any.
+        tokenizer: of the model.
+        rewards: reward functions.
+    """
+    train, validation = datasets
+    found = {
+        "base weights": _model(model),
+        "training rows": _rows(train),
+        "prompts (system prompt, worked examples or chat template)": _prompt(run, tokenizer),
+    }
+    if validation is not None:
+        found["validation rows"] = _rows(validation)
+    return found | {f"reward {reward.__name__}": source_hash(reward) for reward in rewards}
+
+
+def differences(before: dict[str, Any], now: dict[str, str]) -> list[str]:
+    """Name what has changed. Rewards that were added or removed are a change of the settings."""
+    return [name for name in now if name in before and before[name] != now[name]]
+
+
+def _rows(dataset: Dataset) -> str:
+    """Hash the rows in order, without their prompts, which `_prompt` covers."""
+    columns = [name for name in dataset.column_names if name != "prompt"]
+    return _digest(json.dumps(row, default=str) for row in dataset.select_columns(columns))
+
+
+def _prompt(run: RunArguments, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash one prompt as the model sees it, of a question that is always the same."""
+    (row,) = build_prompts(Dataset.from_list([_SAMPLE]), run, tokenizer)
+    return _digest([render_prompt(row["prompt"], tokenizer)])
+
+
+def _model(model: ModelConfig) -> str:
+    """Return the commit of a model on the hub, or hash the files of a local folder."""
+    folder = Path(str(model.model_name_or_path))
+    if not folder.is_dir():
+        file = cached_file(str(folder), "config.json", revision=model.model_revision)
+        return str(extract_commit_hash(file, None))
+    files = sorted(path for path in folder.iterdir() if path.suffix in MODEL_FILES)
+    with ThreadPoolExecutor(THREADS) as threads:
+        return _digest(_pairs(files, threads.map(sha256_of_file, files)))
+
+
+def _pairs(files: Sequence[Path], hashes: Iterable[str]) -> Iterator[str]:
+    for file, value in zip(files, hashes, strict=True):
+        yield f"{file.name} {value}"
+
+
+def _digest(texts: Iterable[str]) -> str:
+    digest = sha256()
+    for text in texts:
+        digest.update(text.encode("utf-8", "replace") + b"\n")
+    return digest.hexdigest()

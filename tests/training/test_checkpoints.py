@@ -1,0 +1,261 @@
+"""Damage to what a shipped recipe saved: found, named, fallen back from; nothing whole is lost."""
+
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_resume_recipes import arguments
+
+from scripts import exit_code, steps_of, train_without_report
+from sologrpo.errors import InputError
+from sologrpo.manifest import damage, write_manifest
+from sologrpo.training import checkpoint as checkpoints
+from sologrpo.training.checkpoint import incomplete_reason, last_complete_checkpoint
+from sologrpo.training.run_directory import OpenedRun, open_run_directory
+
+LAST, BEFORE = "checkpoint-4", "checkpoint-3"
+Damage = Callable[[Path], object]
+Opened = tuple[Any, ...]  # what train.py gives `open_run_directory`
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> tuple[Path, Opened]:
+    """The quickstart's run of 4 steps, with all its checkpoints, and how it was opened."""
+    run, opened, train = tmp_path_factory.mktemp("runs") / "run", [], train_without_report()
+
+    def recording(*given: Any) -> OpenedRun:
+        opened.append(given)
+        return open_run_directory(*given)
+
+    train.open_run_directory = recording  # type: ignore[attr-defined]
+    more = (
+        "--save_total_limit",
+        9,
+        "--rewards",
+        "strict_format",
+        "tiny:digit_share",
+    )  # one that it can earn
+    assert exit_code(train, *arguments("quickstart", tiny_llama, run), *more) == 0
+    shutil.rmtree(run / "adapter")
+    return run, opened[0]
+
+
+@pytest.fixture
+def run(saved: tuple[Path, Opened], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved[0], tmp_path / "run"))
+
+
+@pytest.fixture
+def reopen(saved: tuple[Path, Opened], run: Path) -> Callable[..., OpenedRun]:
+    """Do what `train.py --resume` does before it loads the model."""
+
+    def resume(**changed: Any) -> OpenedRun:
+        ours, args, model, fingerprints, console = saved[1]
+        args = copy.copy(args)
+        args.output_dir = str(run)
+        ours = replace(ours, resume=True, **changed)
+        return open_run_directory(ours, args, model, fingerprints, console)
+
+    return resume
+
+
+# -- every damage to every file of a checkpoint --------------------------------------------------
+
+
+def zero(file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def swap(file: Path) -> None:
+    shutil.copy(file.parent.with_name(BEFORE) / file.name, file)
+
+
+def make_a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+DAMAGES = [zero, cut_short, empty, flip_a_bit, swap, make_a_folder, Path.unlink]
+
+
+@pytest.mark.parametrize("spoil", DAMAGES)
+def test_every_damage_to_every_file_is_named_and_fallen_back_from(
+    spoil: Damage, run: Path, reopen: Callable[..., OpenedRun], capfd: pytest.CaptureFixture[str]
+) -> None:
+    pristine = run.with_name("pristine")
+    shutil.copytree(run / LAST, pristine)
+    names = sorted(file.name for file in pristine.iterdir())
+    assert {"optimizer.pt", "generation_state.pt", "manifest.json"} < set(names)
+    for name in names:
+        same_in_both = (pristine / name).read_bytes() == (run / BEFORE / name).read_bytes()
+        if spoil is swap and same_in_both:
+            continue
+        spoil(run / LAST / name)
+        opened = reopen()
+        printed = capfd.readouterr().err
+        assert opened.checkpoint == run / BEFORE
+        (line,) = (line for line in printed.splitlines() if "is incomplete" in line)
+        assert line.startswith(f"{run / LAST} is incomplete, ")
+        assert "manifest.json" in line or name in line or (spoil is swap), line
+        shutil.rmtree(run / f"partial-{LAST}")
+        shutil.copytree(pristine, run / LAST)
+        assert reopen().checkpoint == run / LAST
+
+
+def test_a_save_cut_off_at_any_point_is_incomplete(run: Path, tmp_path: Path) -> None:
+    whole, manifest = run / LAST, run / LAST / "manifest.json"
+    # The clock of a file system may give two files one time.
+    written = sorted(whole.iterdir(), key=lambda file: (file.stat().st_mtime_ns, file == manifest))
+    assert written[-1] == manifest
+    partial = tmp_path / LAST
+    partial.mkdir()
+    for file in written:
+        (partial / file.name).write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        assert incomplete_reason(partial) is not None
+        shutil.copy(file, partial)
+    assert incomplete_reason(partial) is None
+
+
+def test_a_renamed_checkpoint_is_not_taken_for_another_step(run: Path) -> None:
+    shutil.rmtree(run / LAST)
+    (run / BEFORE).rename(run / LAST)
+    assert incomplete_reason(run / LAST) == "its trainer_state.json is that of step 3"
+
+
+def remove_generation_state(folder: Path) -> None:
+    """As if another trainer had saved the checkpoint."""
+    (folder / "generation_state.pt").unlink()
+    write_manifest(folder)
+
+
+def test_a_checkpoint_without_the_position_in_its_batch_is_passed_over(
+    run: Path, reopen: Callable[..., OpenedRun], capfd: pytest.CaptureFixture[str]
+) -> None:
+    remove_generation_state(run / LAST)
+    assert reopen().checkpoint == run / BEFORE
+    assert f"{run / LAST} is incomplete, it has no generation_state.pt" in capfd.readouterr().err
+    for folder in run.glob("checkpoint-*"):
+        remove_generation_state(folder)
+    with pytest.raises(InputError, match=r"no checkpoint can be used .* no generation_state.pt"):
+        reopen()
+
+
+def test_checkpoints_of_an_older_version_are_refused(
+    run: Path, reopen: Callable[..., OpenedRun]
+) -> None:
+    for manifest in run.glob("checkpoint-*/manifest.json"):
+        manifest.unlink()
+    facts = json.loads((run / "environment.json").read_text())
+    del facts["fingerprints"]
+    (run / "environment.json").write_text(json.dumps(facts))
+    with pytest.raises(InputError, match=r"no manifest.json, because an older version saved it"):
+        reopen()
+    assert (run / LAST).is_dir()
+
+
+# -- the other files of a run --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        zero, empty, Path.unlink, make_a_folder,
+        lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+        lambda file: file.write_text("- 1\n- 2\n"),
+        lambda file: file.write_text("[" * 5000),
+        lambda file: file.write_bytes(b"\xff\xfe\xff"),
+    ],
+)  # fmt: skip
+def test_damage_to_the_record_of_a_run_is_one_line(
+    spoil: Damage, name: str, run: Path, reopen: Callable[..., OpenedRun]
+) -> None:
+    spoil(run / name)
+    with pytest.raises(InputError, match=r"^--resume: .*add --accept_changes") as refused:
+        reopen()
+    assert name in str(refused.value)
+    assert "\n" not in str(refused.value)
+    if not (run / name).is_dir():
+        opened = reopen(accept_changes=True)
+        assert opened.checkpoint == run / LAST
+        opened.describe()
+        assert reopen().checkpoint == run / LAST
+
+
+@pytest.mark.parametrize(
+    "line", ["", "{", "[]", "5", "{}", '{"step": "x"}', '{"step": null}', "\0" * 50, "[" * 9999]
+)
+def test_bad_lines_of_the_metrics_are_dropped(
+    line: str, run: Path, reopen: Callable[..., OpenedRun]
+) -> None:
+    metrics = run / "metrics.jsonl"
+    before = metrics.read_text()
+    first, rest = before.split("\n", 1)
+    metrics.write_bytes(f"{first}\n{line}\n{rest}".encode() + b'\xff{"step": 4, "lo')
+    reopen()
+    assert metrics.read_text() == before
+
+
+def test_damaged_completions_of_later_steps_are_removed(
+    run: Path, reopen: Callable[..., OpenedRun]
+) -> None:
+    shutil.rmtree(run / LAST)
+    names = {file.name for file in (run / "completions").iterdir()}
+    zero(run / "completions/completions_00004.parquet")
+    (run / "completions/completions_x.parquet").write_bytes(b"")
+    reopen()
+    left = {file.name for file in (run / "completions").iterdir()}
+    assert left == names - {"completions_00004.parquet"} | {"completions_x.parquet"}
+
+
+# -- rotation ------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Stands for what stops a process between two writes."""
+
+
+@pytest.mark.parametrize("trainer", ["solo", "stock"])
+def test_older_checkpoints_are_deleted_only_after_the_manifest(
+    trainer: str, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, written = tmp_path / "run", []
+
+    def killed_at_the_third(folder: Path) -> None:
+        if len(written) == 2:
+            raise Killed
+        write_manifest(folder)
+        written.append(sorted(path.name for path in run.glob("checkpoint-*")))
+
+    monkeypatch.setattr(checkpoints, "write_manifest", killed_at_the_third)
+    recipe = arguments("quickstart", tiny_llama, run, "--save_total_limit", "1")
+    more = ("--trainer", trainer, "--rehearse", "false")
+    with pytest.raises(Killed):
+        exit_code(train_without_report(), *recipe, *more)
+    assert written == [["checkpoint-1"], ["checkpoint-1", "checkpoint-2"]]
+    assert sorted(path.name for path in run.glob("c*-*")) == ["checkpoint-2", "checkpoint-3"]
+    assert last_complete_checkpoint(run) == run / "checkpoint-2"
+    monkeypatch.undo()
+    assert exit_code(train_without_report(), *recipe, *more, "--resume") == 0
+    assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-4"]
+    assert steps_of(run) == [1, 2, 3, 4]
+    assert damage(run / "adapter", ignored=["README.md"]) is None
