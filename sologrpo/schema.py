@@ -241,7 +241,7 @@ def read_yaml(path: Path, schema: type[T]) -> T:
     """Read a YAML file of plain types.
 
     Raises:
-        InputError: if it cannot be read, is not YAML, names a key twice, has a key that is not a text,
+        InputError: if it cannot be read, is not YAML, names a key twice, has a key other than text,
             repeats a value by an alias, or deviates.
     """
     return parse(schema, parse_yaml(read_text(path), path), path)
