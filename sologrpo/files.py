@@ -1,7 +1,15 @@
-"""Find the files of the package, and write files atomically. Imports nothing heavy."""
+"""Find the files of the package, and write files atomically. Imports nothing heavy.
+
+Text from a run, a data set or a command line becomes a file name by `check_name` alone. What is
+written or removed in a run directory lies `inside` it: a link there that leads out is not followed.
+"""
 
 import os
+import re
+import tempfile
 from pathlib import Path
+
+from sologrpo.errors import InputError
 
 # Names inside a run directory.
 RUN_CONFIG = "config.yaml"
@@ -34,6 +42,59 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted((BUNDLED / "configs").glob("*.yaml"))}
 
 
+def check_name(name: str, what: str) -> str:
+    """Check that a text can be the name of a file or folder, and return it.
+
+    Args:
+        name: the text.
+        what: what it names, for the message.
+
+    Raises:
+        InputError: if it is empty, too long, hidden, looks like an option or leads elsewhere.
+
+    >>> check_name("../x", "--label")
+    Traceback (most recent call last):
+    sologrpo.errors.InputError: --label '../x': use up to 100 letters, digits, '.', '-', '_' and '+'
+    """
+    if re.fullmatch(r"\w[\w.+-]{0,99}", name, re.ASCII) is None:
+        raise InputError(
+            f"{what} {name!r:.80}: use up to 100 letters, digits, '.', '-', '_' and '+'"
+        )
+    return name
+
+
+def inside(folder: Path, *names: str) -> Path:
+    """Join names to a folder, to write or remove something there.
+
+    Raises:
+        InputError: if a link leads out of the folder.
+    """
+    path = folder.joinpath(*names)
+    try:
+        resolved = path.resolve()
+        leads_out = not resolved.is_relative_to(folder.resolve())
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise InputError(f"{path} is a loop of links: remove it") from error
+    if leads_out:
+        raise InputError(f"{path} is a link to {resolved}: nothing is written outside {folder}")
+    return path
+
+
+def make_folder(folder: Path) -> Path:
+    """Make a folder and its parents, and check that files can be written there.
+
+    Raises:
+        InputError: if a file is in the way, or nothing can be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot write to {folder}: {reason}: give another folder") from error
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader, or a crash, sees the old content or the new, never a part.
 
@@ -43,8 +104,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         content = content.encode("utf-8", "replace")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
     try:
-        temporary.write_bytes(content)
+        with temporary.open("xb") as file:  # never through a link
+            file.write(content)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

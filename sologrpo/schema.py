@@ -1,19 +1,20 @@
 """Read files and values by a typed schema; every deviation is one `InputError` line.
 
 A schema is a subclass of `Schema`, or another type that pydantic knows: `dict[str, Number]`, say.
-Types are strict: `true` is no number, `"5"` no integer, and numbers are finite.
+Types are strict: `true` is not a number, `"5"` not an integer, and numbers are finite.
 """
 
 import json
 import os
 import re
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, TypeAdapter
 from pydantic import ValidationError as Deviation
 
 from sologrpo.errors import InputError
@@ -41,6 +42,17 @@ def as_number(value: Any) -> Any:
     (1e-06, 'fast', True)
     """
     return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+
+
+def one_of(*names: str) -> AfterValidator:
+    """Limit a text to these."""
+
+    def check(value: str) -> str:
+        if value not in names:
+            raise ValueError(f"{shown(value)}; expected {', '.join(names[:-1])} or {names[-1]}")
+        return value
+
+    return AfterValidator(check)
 
 
 Number = Annotated[float, BeforeValidator(as_number)]
@@ -120,6 +132,15 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
+@contextmanager
+def advising(advice: str) -> Iterator[None]:
+    """Add how to fix it to the errors of a block."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{error}: {advice}") from error
+
+
 # -- files ---------------------------------------------------------------------------------------
 
 
@@ -145,7 +166,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def looked_in(path: str | Path) -> str:
-    """Say from which folder a relative path was looked for; empty for an absolute one."""
+    """Tell from which folder a relative path was looked for; empty for an absolute one."""
     return "" if os.path.isabs(path) else f" in {os.getcwd()}"
 
 
@@ -220,7 +241,7 @@ def read_yaml(path: Path, schema: type[T]) -> T:
     """Read a YAML file of plain types.
 
     Raises:
-        InputError: if it cannot be read, is not YAML, names a key twice, has a key that is no text,
+        InputError: if it cannot be read, is not YAML, names a key twice, has a key other than text,
             repeats a value by an alias, or deviates.
     """
     return parse(schema, parse_yaml(read_text(path), path), path)
@@ -260,7 +281,7 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise _error(f"the key {shown(key)} is no text: put it in quotes", key_node)
+                raise _error(f"the key {shown(key)} is not a text: put it in quotes", key_node)
             if key in seen:
                 raise _error(f"the key {shown(key)} is there twice: keep one", key_node)
             seen.add(key)

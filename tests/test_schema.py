@@ -136,10 +136,10 @@ def test_a_relative_path_names_the_folder(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("1: a", "the key 1 is no text: put it in quotes line 1"),
+        ("1: a", "the key 1 is not a text: put it in quotes line 1"),
         ("yes: a", "the key True"),
         ("null: a", "the key None"),
-        ("[a]: b", "is no text"),
+        ("[a]: b", "is not a text"),
         ("name: {a: 1, b: 2, a: 3}", "the key 'a' is there twice"),
         ("a: &x [1]\nname: *x", "alias *x: write the value out"),
         ("name: &x [*x]", "alias *x"),

@@ -13,7 +13,7 @@ import torch
 from transformers.hf_argparser import HfArg
 from trl import GRPOConfig
 
-from sologrpo.config.checks import check_choices
+from sologrpo.config.checks import check_settings
 from sologrpo.device import fast_dtype
 from sologrpo.errors import InputError
 from sologrpo.prompts import PROMPT_FORMATS
@@ -60,14 +60,6 @@ ONE_GPU_DEFAULTS: dict[str, Any] = {
     "lora_dropout": 0.0,  # TRL samples in train mode: dropout would act on the rollouts
     "lora_target_modules": "all-linear",
 }
-
-BATCH_COUNTS = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "generation_batch_size",
-    "steps_per_generation",
-    "num_iterations",
-)
 
 TRAINERS = ("solo", "stock")
 
@@ -191,6 +183,7 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         """Choose the device and the dtype, and check the batch arithmetic before TRL does."""
+        check_settings({name: getattr(self, name) for name in OURS}, "settings", SoloGRPOConfig)
         if not torch.cuda.is_available():
             self.use_cpu = True
         self._choose_dtype()
@@ -202,7 +195,6 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
                 "start one process per GPU with accelerate launch --num_processes"
             )
         self._check_sampling()
-        check_choices(self)
         self._check_resampling()
 
     def _check_resampling(self) -> None:
@@ -219,11 +211,6 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
             )
 
     def _check_sampling(self) -> None:
-        if self.sampling_token_budget is not None and self.sampling_token_budget < 1:
-            raise InputError(
-                f"sampling_token_budget {self.sampling_token_budget}: give at least 1, or leave it "
-                "out to use what fits into memory"
-            )
         if self.use_vllm and self.sampling_engine != "auto":
             raise InputError(
                 f"use_vllm and sampling_engine {self.sampling_engine} both choose the engine: give "
@@ -247,15 +234,6 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
 
         TRL refuses most of these too, but does not show the arithmetic or the fix.
         """
-        for name in BATCH_COUNTS:
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                raise InputError(f"{name} {count}: give at least 1")
-        if self.num_generations < 2:
-            raise InputError(
-                f"num_generations {self.num_generations}: a completion is compared with the others "
-                "of its prompt; give at least 2, for example 8"
-            )
         if self.generation_batch_size is not None and self.steps_per_generation is not None:
             raise InputError(
                 f"generation_batch_size {self.generation_batch_size} and steps_per_generation "
@@ -263,6 +241,9 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
             )
         processes = int(os.environ.get("WORLD_SIZE", "1"))  # what every launcher sets
         _check_generation_batch(self, self.per_device_train_batch_size * processes)
+
+
+OURS = tuple(SoloGRPOConfig.__annotations__)  # without TRL's
 
 
 def _check_generation_batch(args: SoloGRPOConfig, micro_batch: int) -> None:

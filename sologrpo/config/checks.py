@@ -1,112 +1,295 @@
-"""Check single settings: their type, their range, and the names that they can take."""
+"""Check settings by one schema: the type hints of their dataclasses, and what those cannot say.
 
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from math import inf
-from pathlib import Path
-from typing import Any, get_type_hints
+`RULES` holds the latter. Every key without a rule is checked by its type: numbers are finite and in
+a wide range, texts are not empty, and names of an enumeration exist.
+"""
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from enum import Enum
+from functools import cache, reduce
+from operator import or_
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from unicodedata import category
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, create_model
 
 from sologrpo.errors import InputError
+from sologrpo.schema import STRICT, as_number, parse, parse_json, shown
 
-# Ranges of numbers: low, high, and whether these are included. TRL and PEFT check few of them, and
-# what a number out of range does shows late or never.
-RANGES: dict[str, tuple[float, float, bool]] = {
-    **dict.fromkeys(
-        ("max_completion_length", "max_prompt_tokens", "max_train_examples", "train_token_budget",
-         "num_generations_eval", "per_device_eval_batch_size", "lora_r", "lora_alpha",
-         "save_total_limit", "parity_problems"),
-        (1, inf, True),
-    ),
-    **dict.fromkeys(
-        ("learning_rate", "beta", "epsilon", "epsilon_high", "weight_decay", "max_grad_norm",
-         "warmup_steps", "advantage_eps", "num_validation_examples", "reward_timeout",
-         "reward_workers",
-         "max_nonfinite_steps", "max_resample_rounds", "seed", "num_samples"),
-        (0, inf, True),
-    ),
-    **dict.fromkeys(
-        ("temperature", "num_train_epochs", "logging_steps", "save_steps", "eval_steps"),
-        (0, inf, False),
-    ),
-    **dict.fromkeys(("top_p", "min_p", "adam_beta1", "adam_beta2", "lora_dropout"), (0, 1, True)),
+LONGEST_TEXT, LONGEST_NAME = 4096, 255  # bytes of a path, and of each name in it, on Linux
+CREDENTIALS = re.compile(r"://[^/\s]*@")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Limit a number.
+
+    Attributes:
+        low: lowest number.
+        high: highest number.
+        above: exclude the lowest.
+        also: a further number that is allowed.
+    """
+
+    low: float
+    high: float
+    above: bool = False
+    also: float | None = None
+
+    def __call__(self, value: float) -> float:
+        """Return the number, or raise a ValueError that names the range."""
+        inside = self.low < value if self.above else self.low <= value
+        if (inside and value <= self.high) or value == self.also:
+            return value
+        raise ValueError(f"{shown(value)}; expected {self}")
+
+    def __str__(self) -> str:
+        low = f"more than {self.low:.15g}" if self.above else f"{self.low:.15g}"
+        also = "" if self.also is None else f", or {self.also:.15g}"
+        return f"{low}{' and at most' if self.above else ' to'} {self.high:.15g}{also}"
+
+
+MANY = 2**31 - 1
+COUNT, SCALE = Range(0, MANY), Range(0, 1e6)  # also of integers and floats without a rule
+POSITIVE, RATIO = Range(1, MANY), Range(0, 1e6, above=True)
+SHARE, PART = Range(0, 1), Range(0, 1, above=True)
+BATCH = Range(1, 2**16)
+SEED = Range(0, 2**32 - 1)  # numpy's
+PORT = Range(1, 2**16 - 1)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Limit a text.
+
+    Attributes:
+        free: allow an empty one, one of several lines, and one that is too long for a path.
+        url: allow credentials.
+    """
+
+    free: bool = False
+    url: bool = False
+
+    def __call__(self, value: str) -> str:
+        """Return the text, or raise a ValueError that shows the problem."""
+        kinds = {
+            category(character) for character in value.replace("\n", "" if self.free else "\n")
+        }
+        if not kinds.isdisjoint(("Cc", "Cs")):  # surrogates stand for bytes that are not UTF-8
+            raise ValueError(f"{shown(value)}; expected text without control characters")
+        if not self.url and CREDENTIALS.search(value):
+            raise ValueError("holds credentials, which would be recorded: leave them out")
+        if not self.free and not value.strip():
+            raise ValueError(f"{shown(value)}; expected a name, or leave it out")
+        if not self.free and _too_long(value):
+            raise ValueError(f"{shown(value)}; expected at most {LONGEST_NAME} bytes per name")
+        return value
+
+
+def _too_long(path: str) -> bool:
+    parts = [len(part.encode()) for part in path.split("/")]
+    return max(parts) > LONGEST_NAME or sum(parts) + len(parts) > LONGEST_TEXT
+
+
+def _no_as_text(value: Any) -> Any:
+    """Take the bare `no` of YAML 1.1, which is false, as the word."""
+    return "no" if value is False else value
+
+
+def _as_integer(value: Any) -> Any:
+    """Take the digits that a command line gives where a text is possible too."""
+    return int(value) if isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value) else value
+
+
+UNCHECKED: Any = Any  # its reader checks it
+STRATEGY = Annotated[Literal["no", "steps", "epoch"], BeforeValidator(_no_as_text)]
+# What a type hint cannot say, by key: a `Range` of its numbers, a `Text`, or a hint in its place.
+RULES: dict[str, Any] = {
+    # Ours.
+    **dict.fromkeys(("rewards", "worked_examples"), UNCHECKED),
+    "system_prompt": Text(free=True),
+    **dict.fromkeys(("max_train_examples", "max_prompt_tokens", "train_token_budget",
+                     "sampling_token_budget", "limit", "parity_problems"), POSITIVE),
+    "max_kl": RATIO,
+    "reward_workers": Range(0, 256),
+    "max_resample_rounds": Range(0, 1000),
+    # The loss. The names are those of TRL 1.16.0, grpo_trainer.py: 3084-3093, 3109-3184, 2761-2806.
+    "loss_type": Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"],
+    "importance_sampling_level": Literal["token", "sequence"],
+    "scale_rewards": Literal["group", "batch", "none", True, False],
+    "multi_objective_aggregation": Literal["sum_then_normalize", "normalize_then_sum"],
+    "reward_weights": Range(-1e6, 1e6),
+    **dict.fromkeys(("beta", "entropy_target"), Range(0, 1000)),
+    **dict.fromkeys(("delta", "off_policy_mask_threshold", "sapo_temperature_neg",
+                     "sapo_temperature_pos"), RATIO),
+    "num_iterations": BATCH,
+    "advantage_eps": SHARE,
+    "entropy_coef": Range(-1000, 1000),
+    "ref_model_sync_steps": POSITIVE,
+    **dict.fromkeys(("top_entropy_quantile", "ref_model_mixup_alpha"), SHARE),
+    # Sampling.
+    "temperature": Range(0.01, 100),
+    "repetition_penalty": Range(0.01, 100),
+    "top_p": PART,
+    "min_p": SHARE,
+    **dict.fromkeys(("max_completion_length", "generation_batch_size"), Range(1, 2**20)),
+    "num_generations": Range(2, 2**16),  # a completion is compared with the others of its prompt
+    **dict.fromkeys(("num_generations_eval", "steps_per_generation", "gradient_accumulation_steps",
+                     "per_device_train_batch_size", "per_device_eval_batch_size"), BATCH),
+    # vLLM. TRL 1.16.0, vllm_generation.py:266-313, and grpo_trainer.py:2667-2707.
+    "vllm_mode": Literal["server", "colocate"],
+    "vllm_model_impl": Literal["vllm", "transformers"],
+    "vllm_importance_sampling_mode": Literal[
+        "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
+    "vllm_server_base_url": Text(url=True),
+    "vllm_structured_outputs_regex": Text(free=True),
+    **dict.fromkeys(("vllm_server_port", "vllm_group_port"), PORT),
+    "vllm_gpu_memory_utilization": PART,
+    **dict.fromkeys(("vllm_max_model_length", "vllm_tensor_parallel_size"), POSITIVE),
+    "vllm_importance_sampling_clip_max": RATIO,
+    # Optimization.
+    "learning_rate": SHARE,
+    "warmup_steps": Range(0, MANY),
+    "max_steps": Range(1, MANY, also=-1),
+    "num_train_epochs": RATIO,
+    "weight_decay": Range(0, 100),
+    **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), SHARE),
+    "adam_epsilon": SHARE,
+    "optim_args": Text(free=True),
+    "pad_to_multiple_of": Literal["auto"] | Annotated[
+        int, BeforeValidator(_as_integer), AfterValidator(POSITIVE)],
+    **dict.fromkeys(("torch_empty_cache_steps", "eval_accumulation_steps", "ddp_timeout",
+                     "dataloader_prefetch_factor", "ddp_bucket_cap_mb"), POSITIVE),
+    "dataloader_num_workers": Range(0, 256),
+    # Logging and saving.
+    **dict.fromkeys(("eval_strategy", "logging_strategy"), STRATEGY),
+    "save_strategy": STRATEGY | Literal["best"],
+    **dict.fromkeys(("logging_steps", "save_steps", "eval_steps"), Range(0, MANY, above=True)),
+    **dict.fromkeys(("eval_delay", "reward_timeout", "vllm_server_timeout"), Range(0, MANY)),
+    "save_total_limit": POSITIVE,
+    **dict.fromkeys(("seed", "data_seed"), SEED),
+    "local_rank": Range(-1, MANY),
+    **dict.fromkeys(("debug", "fsdp"), Text(free=True)),
+    # The model. Ranks above its width add nothing.
+    "lora_r": Range(1, 2**16),
+    "lora_alpha": Range(1, 2**16),
+    "lora_dropout": SHARE,
+    "bnb_4bit_quant_storage": Literal["uint8", "bfloat16", "float16", "float32", "float64"],
 }  # fmt: skip
-# Keys whose values are checked where they are read, with clearer messages.
-CHECKED_ELSEWHERE = ("rewards", "worked_examples", "env")
-# Of TRL 1.16 (grpo_trainer.py:3109-3175).
-LOSS_TYPES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+# Settings without which nothing runs, although their type hint allows none.
+NEEDED = ("num_generations", "max_completion_length", "output_dir")
+# Dictionaries that may also be the path of a JSON file.
+FILE_OR_DICT = ("deepspeed", "fsdp_config", "accelerator_config")
 
 
-def check_types(content: Mapping[str, Any], path: Path, classes: Iterable[type]) -> None:
-    """Check the types of a config file's values; argparse does so for the command line only.
+def check_settings(values: Mapping[str, Any], where: Any, *classes: type) -> dict[str, Any]:
+    """Check settings by the types and rules of their keys.
 
     Args:
-        content: of the file.
-        path: of the file, for the message.
+        values: by key; those that equal their default need no check.
+        where: origin of the values, for the message.
         classes: dataclasses that declare the keys.
 
+    Returns:
+        The values, as their types are: the number for the text `1e-6`, a list for a single entry.
+
     Raises:
-        InputError: for the first value of another type.
+        InputError: for the first value that is not allowed, or an unknown key.
     """
-    hints: dict[str, Any] = {}
-    for settings in classes:
-        hints |= get_type_hints(settings)
-    for key, value in content.items():
-        hint = hints.get(key.replace("-", "_"))
-        if hint is None or key in CHECKED_ELSEWHERE:
-            continue
-        check = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
-        # A list of one may be written without brackets.
-        if not any(_is_valid(check, candidate) for candidate in (value, [value])):
-            name = getattr(hint, "__name__", None) if isinstance(hint, type) else None
-            raise InputError(f"{path}: {key}: {value!r} is not {name or hint}")
+    declared = {entry.name: entry for cls in classes for entry in fields(cls)}
+    given = {
+        key: value.value if isinstance(value, Enum) else value
+        for key, value in values.items()
+        if key not in declared or not _is_default(value, declared[key])
+    }
+    checked = vars(parse(_schema(*classes), given, where))
+    return {**values, **{key: checked[key] for key in given if checked[key] != given[key]}}
 
 
-def _is_valid(check: TypeAdapter[Any], value: Any) -> bool:
+def _is_default(value: Any, declared: Field[Any]) -> bool:
+    default = declared.default
+    if declared.default_factory is not MISSING:
+        default = declared.default_factory()
+    return type(value) is type(default) and bool(value == default)
+
+
+@cache
+def _schema(*classes: type) -> type[BaseModel]:
+    hints = {key: hint for cls in classes for key, hint in get_type_hints(cls).items()}
+    types = {
+        entry.name: (_type_of(entry, hints[entry.name]), None)
+        for cls in classes
+        for entry in fields(cls)
+    }
+    options = STRICT | ConfigDict(extra="forbid", protected_namespaces=())
+    schema: type[BaseModel] = create_model("Settings", __config__=options, **types)  # type: ignore[call-overload]
+    return schema
+
+
+def _type_of(setting: Field[Any], hint: Any) -> Any:
+    """Join the type hint of a setting with the rule of its key."""
+    rule = RULES.get(setting.name)
+    if rule is None and "choices" in setting.metadata:
+        rule = Literal[tuple(setting.metadata["choices"])]
+    parts = list(get_args(hint)) if get_origin(hint) in (Union, UnionType) else [hint]
+    if setting.name in NEEDED:
+        parts.remove(NoneType)
+    if not isinstance(rule, Range | Text | None):
+        return rule | None if NoneType in parts else rule
+    kinds = {get_origin(part) or part for part in parts} - {NoneType}
+    if any(map(_is_enum, kinds)) or kinds == {dict, str}:
+        # A text is then a name of the enumeration, or JSON; a few may be the path of a file.
+        parts = [part for part in parts if part is not str or setting.name in FILE_OR_DICT]
+    convert = _as_list if kinds == {list} else _as_dict if dict in kinds else _unchanged
+    limited: Any = reduce(or_, [_limited(part, rule) for part in parts])
+    return Annotated[limited, BeforeValidator(convert)]
+
+
+def _limited(hint: Any, rule: Range | Text | None) -> Any:
+    """Limit the numbers and texts of a type hint."""
+    kind = get_origin(hint) or hint
+    if kind is float:
+        return Annotated[float, BeforeValidator(as_number), AfterValidator(rule or SCALE)]
+    if kind is int:
+        return Annotated[int, AfterValidator(rule or COUNT)]
+    if kind is str:
+        return Annotated[str, AfterValidator(rule if isinstance(rule, Text) else Text())]
+    if kind is list:
+        (entry,) = get_args(hint)
+        entries: Any = list.__class_getitem__(_limited(entry, rule))
+        return Annotated[entries, AfterValidator(_not_empty)]
+    if _is_enum(kind):
+        return Literal[tuple(choice.value for choice in kind)]
+    return dict[str, Any] if hint is dict else hint
+
+
+def _is_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _as_list(value: Any) -> Any:
+    """Take a single entry as a list of one."""
+    return value if value is None or isinstance(value, list | dict) else [value]
+
+
+def _as_dict(value: Any) -> Any:
+    """Parse JSON, which is how a command line writes a dictionary."""
+    if not isinstance(value, str) or not value.lstrip().startswith("{"):
+        return value
     try:
-        check.validate_python(value)
-    except ValidationError:
-        return False
-    return True
+        return parse_json(value, "the text")
+    except InputError as error:
+        raise ValueError(str(error)) from error
 
 
-def check_ranges(*settings: Any) -> None:
-    """Check that numbers are in their range.
-
-    Args:
-        settings: dataclasses.
-
-    Raises:
-        InputError: for the first number out of its range.
-    """
-    values = {name: value for part in settings for name, value in vars(part).items()}
-    for name, (low, high, included) in RANGES.items():
-        value = values.get(name)
-        if value is None:
-            continue
-        inside = low <= value <= high if included else low < value < high
-        if not inside or value == inf:
-            expected = f"at least {low:g}" if included else f"more than {low:g}"
-            expected = expected if high == inf else f"{low:g} to {high:g}"
-            raise InputError(f"{name} {value}: give {expected}")
-
-
-def check_choices(*settings: Any) -> None:
-    """Check settings that take one of several names; argparse does so for the command line only.
-
-    Args:
-        settings: dataclasses; the metadata of a field names its `choices`.
-
-    Raises:
-        InputError: for the first other name.
-    """
-    for part in settings:
-        for setting in fields(part):
-            choices = setting.metadata.get("choices")
-            if setting.name == "loss_type":  # TRL refuses others at the first loss only
-                choices = LOSS_TYPES
-            value = getattr(part, setting.name)
-            if choices and value is not None and value not in list(choices):
-                names = ", ".join(choices)
-                raise InputError(f"unknown {setting.name} {value!r}: use one of {names}")
+def _not_empty(value: list[Any]) -> list[Any]:
+    if not value:
+        raise ValueError("[]; expected at least one entry, or leave it out")
+    return value

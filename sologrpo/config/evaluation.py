@@ -9,7 +9,6 @@ from typing import Any
 from transformers.hf_argparser import HfArg
 from trl import ModelConfig
 
-from sologrpo.command_line import Parser
 from sologrpo.config.arguments import (
     EVALUATION_ENGINES,
     MERGED,
@@ -19,9 +18,8 @@ from sologrpo.config.arguments import (
     UNMERGED_NF4,
     RunArguments,
 )
-from sologrpo.config.checks import check_ranges
 from sologrpo.config.export import ORIGINAL, ExportArguments, check_export_arguments
-from sologrpo.config.parsing import RENAMED, load_run_config, recorded_dtype
+from sologrpo.config.parsing import RENAMED, CheckedParser, load_run_config, recorded_dtype
 from sologrpo.errors import InputError
 from sologrpo.files import ADAPTER
 from sologrpo.prompts import PROMPT_FORMATS
@@ -138,8 +136,7 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     Raises:
         InputError: for an unknown or contradictory option, or without a run and a model.
     """
-    args, export = Parser(EvaluationArguments, ExportArguments, renamed=RENAMED).parse(argv)
-    check_ranges(args, export)
+    args, export = CheckedParser(EvaluationArguments, ExportArguments, renamed=RENAMED).parse(argv)
     check_export_arguments(export)
     if not args.run and not args.model:
         raise InputError("give --run runs/NAME, or --model NAME [--adapter FOLDER]")

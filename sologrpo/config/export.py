@@ -1,6 +1,5 @@
 """Flags about saving, comparing and pushing models: of `sologrpo export` and of `evaluate.py`."""
 
-import math
 from dataclasses import dataclass
 
 from transformers.hf_argparser import HfArg
@@ -59,7 +58,7 @@ def check_export_arguments(arguments: ExportArguments) -> None:
         arguments: as parsed.
 
     Raises:
-        InputError: for a number out of range, or flags that contradict each other.
+        InputError: for flags that contradict each other.
     """
     only_for_push = {
         "--what": arguments.what != WHATS[0],
@@ -70,9 +69,5 @@ def check_export_arguments(arguments: ExportArguments) -> None:
     unused = sorted(flag for flag, given in only_for_push.items() if given)
     if unused and arguments.push_to_hub is None:
         raise InputError(f"{' and '.join(unused)}: add --push_to_hub NAME")
-    if not 0 < arguments.max_kl < math.inf:
-        raise InputError(
-            f"--max_kl {arguments.max_kl}: give a number above 0, or add --push_despite_gap"
-        )
     if arguments.save_merged and arguments.save_merged == arguments.save_4bit:
         raise InputError("--save_merged and --save_4bit need two different folders")

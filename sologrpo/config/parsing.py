@@ -3,28 +3,31 @@
 A key means the same in the file and on the command line, and the command line takes precedence.
 """
 
-import json
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import yaml
+from pydantic import AfterValidator
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from trl import ModelConfig, TrlParser
 
 from rewards import check_is_list, make_importable, name_of_spec
 from sologrpo.command_line import Parser
 from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
-from sologrpo.config.checks import check_choices, check_ranges, check_types
+from sologrpo.config.checks import CREDENTIALS, Text, check_settings
 from sologrpo.errors import InputError, first_line
 from sologrpo.files import ENVIRONMENT, RUN_CONFIG, recipes
 from sologrpo.prompts import PROMPT_FORMATS
+from sologrpo.schema import Schema, looked_in, parse, read_json, read_yaml
 
 CONFIG_CLASSES = (RunArguments, SoloGRPOConfig, ModelConfig)
 # Origins of a setting, besides a config file.
 COMMAND_LINE, PROJECT = "command line", "SoloGRPO"
+# What `env` in a config file may hold, by name.
+Variable = Annotated[str, AfterValidator(Text(free=True, url=True))] | bool | int | float
 
 # Names from other trainers and older versions of TRL, and what to write instead.
 RENAMED: dict[str, str] = {
@@ -64,8 +67,18 @@ RENAMED: dict[str, str] = {
 }
 
 
-class _Parser(Parser, TrlParser):  # type: ignore[misc]
-    """Parse a config file too, as TRL does."""
+class CheckedParser(Parser, TrlParser):  # type: ignore[misc]
+    """Check every setting, whether a default, of a file or of the command line."""
+
+    def parse_known_args(
+        self, args: Sequence[str] | None = None, namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        """Parse as argparse does, and check the values before the dataclasses are made."""
+        parsed, rest = super().parse_known_args(args, namespace)
+        # argparse has no default for some lists.
+        given = {key: value for key, value in vars(parsed).items() if value is not None}
+        parsed.__dict__ |= check_settings(given, COMMAND_LINE, *self.dataclass_types)
+        return parsed, rest
 
 
 def parse_config(
@@ -80,17 +93,14 @@ def parse_config(
         InputError: for an unreadable file, an unknown key, a value of the wrong type, or settings
             that contradict each other. The message is one line that says how to fix it.
     """
-    args = list(sys.argv[1:] if argv is None else argv)
-    parser = _Parser(*CONFIG_CLASSES, renamed=RENAMED)
+    path, args = _split_config(argv)
+    parser = CheckedParser(*CONFIG_CLASSES, renamed=RENAMED)
     parser.set_defaults_with_config(**ONE_GPU_DEFAULTS)
-    path = _config_path(args)
-    if path:
-        content = _read_yaml_mapping(path)
+    if path is not None:
         make_importable(path.parent)  # a reward module may be next to the config
-        parser.check_keys(key for key in content if key != "env")
-        check_types(content, path, CONFIG_CLASSES)
+        parser.set_defaults_with_config(**_read_config(path, parser))
     try:
-        run_args, trainer_args, model_args = parser.parse_args_and_config(args)
+        run_args, trainer_args, model_args = parser.parse(args)
     except InputError:
         raise
     # What the checks of TRL, transformers and PEFT raise for values that they do not expect.
@@ -98,9 +108,7 @@ def parse_config(
         ValueError, TypeError, ArithmeticError, LookupError, AttributeError, OSError, ImportError,
     ) as error:  # fmt: skip
         raise InputError(" ".join(str(error).split()) or type(error).__name__) from error
-    check_ranges(run_args, trainer_args, model_args)
-    check_choices(run_args, model_args)
-    _hide_token(trainer_args)
+    _hide_secrets(trainer_args)
     _resolve_rewards(run_args)
     _cross_check(run_args, trainer_args, model_args)
     return run_args, trainer_args, model_args
@@ -111,60 +119,84 @@ def origins(argv: Sequence[str] | None = None) -> dict[str, str]:
 
     The command line wins over the config file, and that over this project's defaults.
     """
-    args = list(sys.argv[1:] if argv is None else argv)
-    path = _config_path(args)
+    path, args = _split_config(argv)
     found = dict.fromkeys(ONE_GPU_DEFAULTS, PROJECT)
     if path is not None:
-        found |= dict.fromkeys(_read_yaml_mapping(path), str(path))
+        content = read_yaml(path, dict[str, Any])
+        found |= dict.fromkeys((key.replace("-", "_") for key in content), str(path))
     given = (arg[2:].partition("=")[0] for arg in args if arg.startswith("--"))
     found |= dict.fromkeys((key.replace("-", "_") for key in given), COMMAND_LINE)
-    for name in ("config", "dry_run", "traceback"):
+    for name in ("dry_run", "traceback"):
         found.pop(name, None)
     return found
 
 
-def _config_path(args: list[str]) -> Path | None:
-    """Return the config file of a command line, and put it there in the form that TRL parses."""
+def _split_config(argv: Sequence[str] | None) -> tuple[Path | None, list[str]]:
+    """Split a command line into its config file, if there is one, and the other arguments."""
+    args = list(sys.argv[1:] if argv is None else argv)
     for i, arg in enumerate(args):
-        if arg.startswith("--config="):  # TRL's parser knows only the form with a space
+        if arg.startswith("--config="):
             args[i : i + 1] = ["--config", arg.partition("=")[2]]
     if "--config" not in args:
-        return None
-    index = args.index("--config") + 1
-    if index == len(args):
+        return None, args
+    index = args.index("--config")
+    if index + 1 == len(args):
         raise InputError("--config needs a recipe or a file, for example --config quickstart")
-    if not Path(args[index]).is_file() and args[index] in recipes():
-        args[index] = str(recipes()[args[index]])
-    return Path(args[index])
+    _, name = args[index : index + 2]
+    del args[index : index + 2]
+    if "--config" in args:
+        raise InputError(f"--config {name} is not the only one: give one file")
+    if os.path.isfile(name):
+        return Path(name), args
+    if name in recipes():
+        return recipes()[name], args
+    raise InputError(
+        f"no config file {name}{looked_in(name)}: give a file, or one of the recipes "
+        f"{', '.join(recipes())}"
+    )
 
 
-def _read_yaml_mapping(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+def _read_config(path: Path, parser: CheckedParser) -> dict[str, Any]:
+    """Read a config file, and set the environment variables in it."""
+    content: dict[str, Any] = {}
+    for key, value in read_yaml(path, dict[str, Any]).items():
+        name = key.replace("-", "_")
+        if name in content:
+            raise InputError(f"{path}: {name} is there twice: keep one")
+        content[name] = value
+    variables = parse(dict[str, Variable], content.pop("env", {}), f"{path}: env")
+    parser.check_keys(content)
+    if content.pop("trust_remote_code", False) is not False:
         raise InputError(
-            f"no config file {path}: give a file, or one of the recipes {', '.join(recipes())}"
+            f"{path}: trust_remote_code lets a model's repository run code here, and is not taken "
+            "from a file: leave it out, and add --trust_remote_code to the command"
         )
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise InputError(f"{path} must hold key: value pairs")
-    return content
+    checked = check_settings(content, path, *CONFIG_CLASSES)
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    return checked
 
 
-def _hide_token(args: SoloGRPOConfig) -> None:
-    """Move the Hub's token to the environment.
+def _hide_secrets(args: SoloGRPOConfig) -> None:
+    """Move the Hub's token to the environment, and hide the credentials of a URL.
 
     Checkpoints hold the settings, and W&B uploads the command line.
     """
-    token = args.hub_token
-    if token is None:
-        return
-    os.environ["HF_TOKEN"] = token
-    args.hub_token = None
+    if args.hub_token is not None:
+        os.environ["HF_TOKEN"], args.hub_token = args.hub_token, None
     for i, arg in reversed(list(enumerate(sys.argv))):
         if arg.replace("-", "_").startswith("__hub_token"):
             del sys.argv[i : i + (1 if "=" in arg else 2)]
+        else:
+            sys.argv[i] = without_credentials(arg)
+
+
+def without_credentials(text: str) -> str:
+    """Remove user and password from a URL.
+
+    >>> without_credentials("http://me:secret@host:8000/v1"), without_credentials("a@b")
+    ('http://host:8000/v1', 'a@b')
+    """
+    return CREDENTIALS.sub("://", text)
 
 
 def _resolve_rewards(run: RunArguments) -> None:
@@ -233,7 +265,7 @@ def load_run_config(directory: Path) -> dict[str, Any]:
     path = directory / RUN_CONFIG
     if not path.is_file():
         raise InputError(f"{directory} is not a run directory: {RUN_CONFIG} is missing")
-    return _read_yaml_mapping(path)
+    return read_yaml(path, dict[str, Any])
 
 
 def recorded_dtype(directory: Path) -> str | None:
@@ -241,5 +273,8 @@ def recorded_dtype(directory: Path) -> str | None:
     path = directory / ENVIRONMENT
     if not path.is_file():
         return None
-    recorded: str | None = json.loads(path.read_text(encoding="utf-8")).get("dtype")
-    return recorded
+    return read_json(path, _Environment).dtype
+
+
+class _Environment(Schema):
+    dtype: str | None = None

@@ -9,14 +9,27 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from sologrpo.errors import InputError
 from sologrpo.files import RECORDS, RESULTS, write_atomically
 from sologrpo.sampling.generation import Completion
-from sologrpo.scoring.records import Record, read_records, read_results
+from sologrpo.schema import Number, Schema, advising, parse, parse_json, read_bytes
+from sologrpo.scoring.records import Count, Record, StopReason, read_records, read_results
 
 LOG = "completions.partial.jsonl"
+
+
+class _Head(Schema):
+    settings: dict[str, Any]
+
+
+class _Batch(Schema):
+    seconds: Number
+    # Index, number, text, token count and stop reason of each completion.
+    done: list[Annotated[tuple[Count, Count, str, Count, StopReason], Field(strict=False)]]
 
 
 # By (index of the problem, number): number 0 is the greedy completion, 1 to K are sampled.
@@ -36,7 +49,7 @@ class CompletionLog:
         seconds: spent on generating them.
 
     Raises:
-        InputError: if the file was started with other settings.
+        InputError: if the file is damaged, or was started with other settings.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], resume: bool) -> None:
@@ -45,11 +58,11 @@ class CompletionLog:
         self.seconds = 0.0
         lines = _complete_lines(path) if resume else []
         if lines:
-            check_same_settings(json.loads(lines[0])["settings"], settings)
-            for line in lines[1:]:
-                batch = json.loads(line)
-                rows = {(row[0], row[1]): Completion(*row[2:]) for row in batch["done"]}
-                self._keep(rows, batch["seconds"])
+            with advising("delete it, or leave out --resume to start again"):
+                before, batches = _parse(lines, path)
+            check_same_settings(before, settings)
+            for batch in batches:
+                self._keep({row[:2]: Completion(*row[2:]) for row in batch.done}, batch.seconds)
         lines = lines or [json.dumps({"settings": settings})]
         write_atomically(path, "".join(line + "\n" for line in lines))
 
@@ -62,8 +75,10 @@ class CompletionLog:
         """
         seconds = round(seconds, 3)
         rows = [(*key, *astuple(completion)) for key, completion in batch.items()]
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"seconds": seconds, "done": rows}) + "\n")
+        # Half a surrogate pair, which a tokenizer can emit, becomes "?", as in the records.
+        with self._path.open("a", encoding="utf-8", errors="replace") as file:
+            line = json.dumps({"seconds": seconds, "done": rows}, ensure_ascii=False)
+            file.write(line + "\n")
         self._keep(batch, seconds)
 
     def _keep(self, batch: Completions, seconds: float) -> None:
@@ -82,11 +97,20 @@ class CompletionLog:
 
 
 def _complete_lines(path: Path) -> list[str]:
-    if not path.is_file():
+    if not path.exists():
         return []
     # Text after the last line break is the line during which the process was killed.
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    lines = read_bytes(path).decode("utf-8", "replace").split("\n")[:-1]
     return [line for line in lines if line]
+
+
+def _parse(lines: Sequence[str], path: Path) -> tuple[dict[str, Any], list[_Batch]]:
+    """Parse the settings and the batches of a log."""
+    wheres = [f"{path}, line {number}" for number in range(1, len(lines) + 1)]
+    head, *batches = (parse_json(*line) for line in zip(lines, wheres, strict=True))
+    return parse(_Head, head, wheres[0]).settings, [
+        parse(_Batch, batch, where) for batch, where in zip(batches, wheres[1:], strict=True)
+    ]
 
 
 def open_log(folder: Path, identity: Mapping[str, Any], resume: bool) -> CompletionLog:

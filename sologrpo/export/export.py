@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -42,7 +42,7 @@ from sologrpo.export.hub import HubError, check_repository_name, open_repository
 from sologrpo.export.model_card import write_card
 from sologrpo.export.parity import Gap, ParityCheck, gap_table, parity_failure
 from sologrpo.files import ADAPTER, EVALUATIONS, RESULTS, write_atomically
-from sologrpo.manifest import write_manifest
+from sologrpo.manifest import MANIFEST, write_manifest
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.memory import release_unused
 from sologrpo.model.merging import check_adapter, dequantize, merge_adapter, save_4bit, save_merged
@@ -198,7 +198,7 @@ def _push(export: Export, folder: Path, gaps: Sequence[Gap], console: Console) -
         return
     message = f"Upload {arguments.what} made by SoloGRPO"
     try:
-        url = push_folder(folder, export.repository, message, ignore=[MARKER])
+        url = push_folder(folder, export.repository, message, ignore=[MARKER, MANIFEST])
     except HubError as error:
         raise HubError(f"{error}; {folder} is complete: run the same command again") from error
     print_line(console, f"pushed    {url}")
@@ -310,7 +310,7 @@ def _add_to_results(export: Export, gaps: Sequence[Gap]) -> None:
     results = json.loads(path.read_text(encoding="utf-8"))
     results["merge_parity"] = {
         "kept": _closest_merge(gaps),
-        "gaps": [asdict(gap) for gap in gaps],
+        "gaps": [gap.model_dump() for gap in gaps],
     }
     write_atomically(path, json.dumps(results, indent=2))
 

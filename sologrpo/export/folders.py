@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,12 @@ from sologrpo.files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     REWARD_CURVE,
+    inside,
     write_atomically,
 )
+from sologrpo.manifest import damage, write_manifest
 from sologrpo.model.merging import check_adapter
+from sologrpo.schema import Schema, advising, read_json
 
 MARKER = ".export.json"  # is never pushed
 # All that an adapter folder needs. Anything else in it (training_args.bin, say) is not pushed.
@@ -32,6 +34,11 @@ ADAPTER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "vocab.*", "merges.txt",
 )  # fmt: skip
+
+
+class _Marker(Schema):
+    made_from: dict[str, Any]
+    gaps: list[Gap]
 
 
 def fingerprint(settings: EvaluationSettings) -> dict[str, Any]:
@@ -66,18 +73,16 @@ def finished_gaps(folder: Path, made_from: dict[str, Any]) -> list[Gap] | None:
     marker = folder / MARKER
     if not marker.is_file():
         raise InputError(f"{folder} is not empty: give another folder, or empty it")
-    try:
-        content = json.loads(marker.read_text(encoding="utf-8"))
-        same = content["made_from"] == made_from
-        gaps = [Gap.from_dict(gap) for gap in content["gaps"]] if same else []
-    except (ValueError, TypeError, LookupError) as error:
-        raise InputError(f"{marker} is damaged: remove {folder}, or give another one") from error
-    if not same:
+    with advising(f"remove {folder}, or give another folder"):
+        content = read_json(marker, _Marker)
+    if content.made_from != made_from:
         raise InputError(
             f"{folder} holds an export of another adapter or with other flags: remove it, or give "
             "another folder"
         )
-    return gaps
+    if problem := damage(folder, ignored=["README.md", REWARD_CURVE]):
+        raise InputError(f"{folder} is damaged, {problem}: remove it, or give another folder")
+    return content.gaps
 
 
 def unfinished_folder(target: Path, kind: str) -> Path:
@@ -98,8 +103,9 @@ def finish(folder: Path, target: Path, made_from: dict[str, Any], gaps: Sequence
         made_from: fingerprint of the export.
         gaps: of all models that were measured to make this one.
     """
-    marker = {"made_from": made_from, "gaps": [asdict(gap) for gap in gaps]}
+    marker = {"made_from": made_from, "gaps": [gap.model_dump() for gap in gaps]}
     write_atomically(folder / MARKER, json.dumps(marker, indent=2))
+    write_manifest(folder)
     if target.is_dir():
         target.rmdir()
     os.replace(folder, target)
@@ -116,11 +122,12 @@ def copy_adapter(adapter: Path, target: Path, base_on_hub: str | None) -> Path:
     _empty_folder(target)
     for pattern in ADAPTER_FILES:
         for file in sorted(adapter.glob(pattern)):
-            shutil.copy(file, target)
-    config = check_adapter(target, None)
-    base = str(config["base_model_name_or_path"])
+            shutil.copy(inside(adapter, file.name), target)  # a link could lead to a secret
+    base = check_adapter(target, None).base_model_name_or_path
+    config = read_json(target / ADAPTER_CONFIG, dict[str, Any])
     config["base_model_name_or_path"] = public_name(base, base_on_hub)
     write_atomically(target / ADAPTER_CONFIG, json.dumps(config, indent=2))
+    write_manifest(target)
     return target
 
 

@@ -17,6 +17,7 @@ import bitsandbytes as bnb
 import torch
 from datasets import Dataset
 from peft import PeftModel
+from pydantic import ConfigDict, Field
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -33,6 +34,7 @@ from sologrpo.errors import InputError
 from sologrpo.model.loading import end_token_ids, load_base_model, load_tokenizer, pick_dtype
 from sologrpo.model.memory import release_unused
 from sologrpo.model.merging import load_adapter
+from sologrpo.schema import Schema
 from sologrpo.scoring.statistics import Interval, compare_paired
 
 # Of the KL between the model before and after training. A saved model that is farther than half of
@@ -46,8 +48,7 @@ TOP_K = 256
 _LEAST_REST = 1e-7  # of probability in that bin: below it is rounding of fp32 sums
 
 
-@dataclass(frozen=True)
-class Gap:
+class Gap(Schema):
     """Distance of a saved model from the trained one, on the trained model's greedy answers.
 
     Attributes:
@@ -65,6 +66,8 @@ class Gap:
         delta: `accuracy - accuracy_trained`, with its paired 95 % interval `delta_ci95`.
     """
 
+    model_config = ConfigDict(allow_inf_nan=True)  # weights that overflowed give NaN
+
     name: str
     problems: int
     tokens: int
@@ -77,13 +80,7 @@ class Gap:
     accuracy_trained: float
     accuracy: float
     delta: float
-    delta_ci95: Interval
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> "Gap":
-        """Read a gap back from JSON."""
-        low, high = fields["delta_ci95"]
-        return cls(**fields | {"delta_ci95": (low, high)})
+    delta_ci95: Interval = Field(strict=False)  # JSON has lists alone
 
 
 def parity_failure(gap: Gap, max_kl: float = MAX_KL) -> str | None:

@@ -5,12 +5,11 @@ place, whatever kind of LoRA it is. `merged` is temporary: it leaves the origina
 packed 4-bit ones included, which PEFT would quantise again.
 """
 
-import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import bitsandbytes as bnb
 import torch
@@ -18,6 +17,7 @@ from peft import PeftModel, set_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.integrations import dequantize_bnb_weight
+from pydantic import Field
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
@@ -32,9 +32,25 @@ from sologrpo.errors import BROKEN_FILE, InputError, first_line
 from sologrpo.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from sologrpo.manifest import MANIFEST, damage
 from sologrpo.model.loading import end_token_ids, few, pick_dtype
+from sologrpo.schema import Number, Schema, looked_in, read_json
 
 
-def check_adapter(adapter: Path, base_name: str | None) -> dict[str, Any]:
+class AdapterConfig(Schema):
+    """The config of an adapter, as PEFT writes it; its `base_model_name_or_path` is not loaded.
+
+    Only LoRA, and nothing that makes PEFT 0.21 import a module (tuners/lora/tp_layer.py:333) or
+    load further adapters (tuners/lora/arrow.py).
+    """
+
+    peft_type: Literal["LORA"]
+    base_model_name_or_path: str
+    r: Annotated[int, Field(ge=1, le=2**16)]
+    lora_alpha: Number
+    megatron_config: None = None
+    arrow_config: None = None
+
+
+def check_adapter(adapter: Path, base_name: str | None) -> AdapterConfig:
     """Read an adapter's config, and check its files, and that it was made for the base model.
 
     Args:
@@ -42,17 +58,14 @@ def check_adapter(adapter: Path, base_name: str | None) -> dict[str, Any]:
         base_name: name or path of the base model; None for the adapter's own.
 
     Raises:
-        InputError: if the folder has no adapter, or one that is damaged, pickled or made for
-            another base model.
+        InputError: if the folder has no LoRA adapter, or one that is damaged, pickled, made for
+            another base model, or would run code.
     """
-    path = adapter / ADAPTER_CONFIG
-    if not path.is_file():
-        raise InputError(f"{adapter} holds no adapter: it has no adapter_config.json")
-    try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        trained_on = str(config["base_model_name_or_path"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{path} is damaged: it names no base model") from error
+    if not adapter.is_dir() or not (adapter / ADAPTER_CONFIG).exists():
+        where = f"{adapter}{looked_in(adapter)}"
+        raise InputError(f"{where} holds no adapter: it has no {ADAPTER_CONFIG}")
+    config = read_json(adapter / ADAPTER_CONFIG, AdapterConfig)
+    trained_on = config.base_model_name_or_path
     if base_name is not None and Path(trained_on).name != Path(base_name).name:
         raise InputError(
             f"{adapter} was made for base model {trained_on!r}, not {base_name!r}: "
@@ -333,5 +346,5 @@ def save_4bit(merged: Path, directory: Path, trust_remote_code: bool = False) ->
 
 
 def _dtype_on_disk(folder: Path) -> torch.dtype:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json", dict[str, Any])
     return pick_dtype(config.get("dtype"))

@@ -6,9 +6,10 @@ Imports neither torch nor a model library, so that old records can be judged aga
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator, ConfigDict, Field
 
 from rewards.format import has_asked_format, has_trailing_text, is_integer_answer
 from rewards.grading import (
@@ -20,14 +21,36 @@ from rewards.grading import (
     visible_text,
 )
 from sologrpo.errors import InputError
-from sologrpo.files import RECORDS, RESULTS, write_atomically
+from sologrpo.files import RECORDS, RESULTS, check_name, write_atomically
+from sologrpo.schema import (
+    Number,
+    Schema,
+    advising,
+    numbered_lines,
+    one_of,
+    parse,
+    parse_json,
+    read_json,
+)
 
 # Why a completion ended.
 END_TOKEN, STOP_STRING, LENGTH = "end_token", "stop_string", "length"
 
 
-@dataclass(frozen=True)
-class Problem:
+def _with_gold(answer: str) -> str:
+    parse_gold(answer)
+    return answer
+
+
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Interval = Annotated[tuple[Number, Number], Field(strict=False)]  # JSON has lists alone
+Gold = Annotated[str, AfterValidator(_with_gold)]
+StopReason = Annotated[str, one_of(END_TOKEN, STOP_STRING, LENGTH)]
+Format = Annotated[str, one_of(*PROMPT_FORMATS)]
+
+
+class Problem(Schema):
     """A test problem.
 
     Attributes:
@@ -36,17 +59,16 @@ class Problem:
         kind: of problem, where the data set names kinds.
     """
 
-    index: int
+    index: Count
     question_hash: str
     question: str
-    gold: str
-    prompt_format: str
+    gold: Gold
+    prompt_format: Format
     prompt: str
     kind: str | None
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(Schema):
     """A completion and the verdicts on it.
 
     Attributes:
@@ -61,8 +83,8 @@ class Answer:
     """
 
     completion: str
-    completion_tokens: int
-    stop_reason: str
+    completion_tokens: Count
+    stop_reason: StopReason
     truncated: bool
     extracted: str | None
     correct: bool
@@ -72,11 +94,57 @@ class Answer:
     integer_answer: bool
 
 
-@dataclass(frozen=True)
 class Record(Answer, Problem):
     """One problem with its greedy answer, and the sampled ones; a line of `records.jsonl`."""
 
-    samples: tuple[Answer, ...] = ()
+    samples: tuple[Answer, ...] = Field((), strict=False)
+
+
+class Scores(Schema):
+    """The accuracy on a kind of problem."""
+
+    n: Count
+    accuracy: Share
+
+
+class Comparison(Schema):
+    """A paired comparison, as `compare` returns it."""
+
+    delta: Number
+    delta_ci95: Interval
+    mcnemar_p: Share
+    both_right: Count
+    both_wrong: Count
+    newly_right: Count
+    newly_wrong: Count
+
+
+class Sampled(Schema):
+    """The scores of sampled completions."""
+
+    num_samples: Count
+    scores: dict[str, Share]
+    scores_ci95: dict[str, Interval]
+    truncated_rate: Share
+
+
+class Results(Schema):
+    """Describe what is read of `results.json` again; older files have fewer fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    n: Annotated[int, Field(ge=1)]
+    accuracy: Share
+    by_kind: dict[str, Scores] | None = None
+    completion_tokens: dict[str, dict[str, Number] | None] | None = None
+    sampled: Sampled | None = None
+    seconds: Number = 0.0
+    tokens_per_second: Number = 0.0
+    settings: dict[str, Any] | None = None
+    prompt_format: str | None = None
+    adapter: str | None = None
+    precision: str | None = None
+    baseline: Annotated[str, AfterValidator(lambda name: check_name(name, "baseline"))] = "baseline"
 
 
 class Evaluated(NamedTuple):
@@ -111,6 +179,7 @@ def judge_answer(text: str, tokens: int, stop_reason: str, gold: str, prompt_for
         >>> judge_answer("<answer>12</answer> Bye", 9, "end_token", "#### 12", "xml").correct
         True
     """
+    text = text.encode("utf-8", "replace").decode()  # half a surrogate pair becomes "?", as on disk
     verdict = judge(text, gold, prompt_format)
     return Answer(
         completion=text,
@@ -136,7 +205,7 @@ def _is_integer(text: str, prompt_format: str) -> bool:
 
 def make_record(problem: Problem, greedy: Answer, samples: Iterable[Answer] = ()) -> Record:
     """Combine a problem and its answers into one record."""
-    return Record(**vars(problem), **vars(greedy), samples=tuple(samples))
+    return Record(**dict(problem), **dict(greedy), samples=tuple(samples))
 
 
 def judge_again(record: Record) -> Record:
@@ -148,7 +217,8 @@ def judge_again(record: Record) -> Record:
             record.gold, record.prompt_format,
         )  # fmt: skip
 
-    return make_record(_take(Problem, vars(record)), again(record), map(again, record.samples))
+    problem = Problem(**{name: getattr(record, name) for name in Problem.model_fields})
+    return make_record(problem, again(record), map(again, record.samples))
 
 
 # -- files ---------------------------------------------------------------------------------------
@@ -162,7 +232,7 @@ def write_evaluated(folder: Path, evaluated: Evaluated) -> None:
 
 def write_records(path: Path, records: Sequence[Record]) -> None:
     """Write records, one line each."""
-    lines = (json.dumps(asdict(record), ensure_ascii=False) for record in records)
+    lines = (json.dumps(record.model_dump(), ensure_ascii=False) for record in records)
     write_atomically(path, "\n".join(lines) + "\n")
 
 
@@ -181,20 +251,9 @@ def read_records(path: Path, prompt_format: str | None = None) -> list[Record]:
     Raises:
         InputError: if the file or one of its lines cannot be read.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot read {path}: {reason}") from error
+    lines = list(numbered_lines(path))
     prompt_format = prompt_format or read_results(path.with_name(RESULTS)).get("prompt_format")
-    records = [
-        _parse(line, f"{path}, line {number}", prompt_format)
-        for number, line in enumerate(lines, start=1)
-        if line
-    ]
-    if not records:
-        raise InputError(f"{path} holds no records: give the {RECORDS} of an evaluation")
-    return records
+    return [_parse(line, where, prompt_format) for where, line in lines]
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -203,40 +262,30 @@ def read_results(path: Path) -> dict[str, Any]:
     Raises:
         InputError: if the file is damaged.
     """
-    if not path.is_file():
+    if not path.exists():
         return {}
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is damaged: {error}; delete it") from error
-    return results if isinstance(results, dict) else {}
+    with advising("delete it, and evaluate again"):
+        results = read_json(path, dict[str, Any])
+        parse(Results, results, path)
+        if "both_right" in results:
+            parse(Comparison, results, path)
+    return results
 
 
 def _parse(line: str, where: str, prompt_format: str | None) -> Record:
-    try:
-        row = json.loads(line)
-        if "prompt_format" not in row and prompt_format is None:
-            raise InputError(f"{where} names no prompt_format: give --prompt_format")
-        row = {"prompt_format": prompt_format, "prompt": "", "kind": None, "samples": ()} | row
-        problem = _take(Problem, {"question_hash": hash_text(row["question"])} | row)
-        parse_gold(problem.gold)
-        if problem.prompt_format not in PROMPT_FORMATS:
-            raise ValueError(f"unknown prompt_format {problem.prompt_format!r}")
-        return make_record(problem, _parse_answer(row), map(_parse_answer, row["samples"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{where} is not a record of an evaluation: {error!r}") from error
+    row = parse(dict[str, Any], parse_json(line, where), where)
+    if "prompt_format" not in row and prompt_format is None:
+        raise InputError(f"{where} names no prompt_format: give --prompt_format")
+    older = {"prompt_format": prompt_format, "prompt": "", "kind": None}
+    row = older | {"question_hash": hash_text(str(row.get("question")))} | row
+    if isinstance(samples := row.get("samples"), list):
+        row["samples"] = [_newer_answer(sample) for sample in samples]
+    return parse(Record, _newer_answer(row), where)
 
 
-def _parse_answer(row: dict[str, Any]) -> Answer:
-    ended = LENGTH if row["truncated"] else END_TOKEN
-    return _take(Answer, {"stop_reason": ended, "integer_answer": False} | row)
-
-
-Part = TypeVar("Part", Problem, Answer)
-
-
-def _take(part: type[Part], row: dict[str, Any]) -> Part:
-    """Make a part of a record from its fields in `row`."""
-    return part(**{field.name: row[field.name] for field in fields(part)})
+def _newer_answer(row: Any) -> Any:
+    """Add what older files lack."""
+    if not isinstance(row, dict):
+        return row
+    ended = LENGTH if row.get("truncated") is True else END_TOKEN
+    return {"stop_reason": ended, "integer_answer": False} | row

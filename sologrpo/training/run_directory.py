@@ -21,6 +21,7 @@ from rich.console import Console
 from trl import ModelConfig
 
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
+from sologrpo.config.parsing import without_credentials
 from sologrpo.environment import environment
 from sologrpo.errors import InputError
 from sologrpo.files import (
@@ -358,4 +359,5 @@ def resolved_config(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig)
     merged = {**vars(run), **args.to_dict(), **vars(model)}
     public = {key: value for key, value in merged.items() if not key.startswith("_")}
     plain: dict[str, Any] = json.loads(json.dumps(public, default=str))  # enumerations by value
-    return plain
+    return {key: without_credentials(value) if isinstance(value, str) else value
+            for key, value in plain.items()}  # fmt: skip

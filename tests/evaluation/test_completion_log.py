@@ -31,7 +31,8 @@ def test_a_log_is_read_back(tmp_path: Path) -> None:
     written = write_log(tmp_path / "log")
     assert written.completions == BATCHES[0] | BATCHES[1]
     again = open_log(tmp_path / "log", resume=True)
-    assert (again.completions, again.seconds) == (written.completions, 3.0)
+    halved = {(0, 1): Completion("?", 2, "length")}  # half of a surrogate pair
+    assert (again.completions, again.seconds) == (BATCHES[0] | halved, 3.0)
     assert again.describe_speed() == {"seconds": 3.0, "tokens_per_second": 2.0}
     again.delete()
     assert list(tmp_path.iterdir()) == []
@@ -56,6 +57,28 @@ def test_a_log_starts_again_without_resume_or_settings(tmp_path: Path) -> None:
     assert open_log(tmp_path / "log", resume=True).completions == {}
     (tmp_path / "log").write_text('{"settings": {"se', encoding="utf-8")
     assert open_log(tmp_path / "log", resume=True).completions == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", "line 2 is not valid JSON"),
+        ("\0\0", "line 2 is not valid JSON"),
+        ("[]", "line 2: .*expected key: value pairs"),
+        ('{"seconds": 1}', "line 2: done: missing"),
+        ('{"seconds": "long", "done": []}', "line 2: seconds: 'long'"),
+        ('{"seconds": 1, "done": [[0, 0, "a"]]}', "line 2: done.0.3: missing"),
+        ('{"seconds": 1, "done": [[0, 0, "a", true, "length"]]}', "line 2: done.0.3: True"),
+        ('{"seconds": 1, "done": [[0, 0, "a", 3, "tired"]]}', "line 2: done.0.4: 'tired'"),
+    ],
+)
+def test_a_damaged_batch_is_refused(tmp_path: Path, line: str, says: str) -> None:
+    path = tmp_path / "log"
+    write_log(path)
+    first, *others = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([first, line, *others, ""]), encoding="utf-8")
+    with pytest.raises(InputError, match=f"{says}.*: delete it, or leave out --resume"):
+        open_log(path, resume=True)
 
 
 def test_other_settings_are_refused(tmp_path: Path) -> None:

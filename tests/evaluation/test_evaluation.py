@@ -111,7 +111,7 @@ def test_written_results(
     (adapter / "adapter_config.json").write_text("{}", encoding="utf-8")
     settings = parse(tiny_llama, tmp_path, "--adapter", str(adapter))
     before = [
-        replace(record, correct=record.index == 0)
+        record.model_copy(update={"correct": record.index == 0})
         for record in generate_records(model, tokenizer, problems, NEW_TOKENS)
     ]
     baseline = Evaluated(before, {"label": "before"})
@@ -328,7 +328,7 @@ def test_vllm_gives_the_same_records(
         settings = parse(tiny_llama, tmp_path / engine, "--engine", engine, "--num_samples", "2")
         records, results = evaluate(model, tokenizer, prompts(6), settings)
         assert results["settings"]["engine"] == engine
-        written.append([replace(record, samples=()) for record in records])
+        written.append([record.model_copy(update={"samples": ()}) for record in records])
     assert written[0] == written[1]
     assert [params["temperature"] for params in stand_in.params] == [0.0] * 6 + [1.0] * 12
     assert stand_in.loaded[0]["dtype"] == "float32"

@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import asdict, replace
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from sologrpo.errors import InputError
 from sologrpo.export import export as export_module
 from sologrpo.export.export import begin_export
 from sologrpo.export.folders import MARKER
+from sologrpo.manifest import MANIFEST, write_manifest
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from tiny import ROOT
 
@@ -57,7 +58,7 @@ def names(folder: Path) -> set[str]:
 
 
 def test_adapter_folder_is_complete(run: Path, tiny_llama: Path) -> None:
-    assert names(run / "adapter") == ADAPTER_FILES
+    assert names(run / "adapter") == ADAPTER_FILES | {MANIFEST}
     model = ModelConfig(model_name_or_path=str(tiny_llama), dtype="float32", load_in_4bit=True)
     loaded = PeftModel.from_pretrained(load_base_model(model), str(run / "adapter"))
     weights = loaded.state_dict()
@@ -122,7 +123,7 @@ def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 def test_folders_are_complete_and_nothing_else_is_left(exported: tuple[Path, Path, str]) -> None:
     merged, four_bit, _ = exported
-    assert names(merged) == names(four_bit) == MODEL_FILES | {MARKER}
+    assert names(merged) == names(four_bit) == MODEL_FILES | {MARKER, MANIFEST}
     assert names(merged.parent) == {"merged", "4bit"}
     assert machine_paths(merged) == machine_paths(four_bit) == []
 
@@ -186,6 +187,7 @@ def change_gap(folder: Path, **changes: float) -> None:
     marker = json.loads((folder / MARKER).read_text())
     marker["gaps"] = [gap | changes for gap in marker["gaps"]]
     (folder / MARKER).write_text(json.dumps(marker))
+    write_manifest(folder)
 
 
 def test_second_call_reuses_a_saved_model(
@@ -196,6 +198,17 @@ def test_second_call_reuses_a_saved_model(
     assert set(hub.repositories["ana/mine"].files) == MODEL_FILES
     assert f"pushed    {hub.endpoint}/ana/mine/commit/" in printed.stdout
     assert "# mine" in (copied[0] / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_damaged_model_is_neither_reused_nor_pushed(
+    export: Export, copied: tuple[Path, Path], hub: HubStandIn
+) -> None:
+    weights = copied[0] / "model.safetensors"
+    weights.write_bytes(bytes(weights.stat().st_size))
+    refused = export("--save_merged", copied[0], "--push_to_hub", "mine", "--what", "merged")
+    assert refused.code == 2
+    assert "is damaged, model.safetensors has changed since it was saved" in last_line(refused)
+    assert "ana/mine" not in hub.repositories
 
 
 @pytest.mark.parametrize(("what", "other", "place"), [("merged", "4bit", 0), ("4bit", "merged", 1)])
@@ -209,7 +222,7 @@ def test_model_that_is_too_far_is_not_pushed(
     message = r"error: not pushed: .* KL .* 0\.3 nats per token, over 0\.01"
     assert re.match(message, last_line(refused))
     assert hub.repositories["ana/mine"].files == {}
-    assert names(copied[place]) == MODEL_FILES | {MARKER}
+    assert names(copied[place]) == MODEL_FILES | {MARKER, MANIFEST}
     assert export(*flags, "--what", other).code == 0  # which is close enough
     assert export(*flags, "--what", what, "--push_despite_gap").code == 0
     assert set(hub.repositories["ana/mine"].files) == MODEL_FILES
@@ -219,7 +232,7 @@ def test_dry_run_does_not_ask_the_hub(export: Export, run: Path, hub: HubStandIn
     printed = export("--push_to_hub", "mine", "--dry_run")
     folder = run / "export/adapter"
     assert f"would push {folder}" in printed.stdout
-    assert names(folder) == ADAPTER_FILES
+    assert names(folder) == ADAPTER_FILES | {MANIFEST}
     assert machine_paths(folder) == []
     assert hub.requests == []
 
@@ -263,11 +276,11 @@ def test_push_of_the_adapter(export: Export, run: Path, hub: HubStandIn) -> None
         (["--what", "merged"], "--what: add --push_to_hub NAME"),
         (["--private", "--dry_run"], "--dry_run and --private: add --push_to_hub NAME"),
         (["--push_to_hub", "mine", "--what", "gguf"], "invalid choice: 'gguf'"),
-        (["--save_merged", "x", "--parity_problems", "0"], "give at least 1"),
+        (["--save_merged", "x", "--parity_problems", "0"], "parity_problems: 0; expected 1 to"),
         (["--save_merged", "x", "--max_kl", "wide"], "invalid float value: 'wide'"),
-        (["--save_merged", "x", "--max_kl", "nan"], "--max_kl nan: give a number above 0"),
-        (["--save_merged", "x", "--max_kl", "inf"], "--max_kl inf: give a number above 0"),
-        (["--save_merged", "x", "--max_kl", "-1"], "--max_kl -1.0: give a number above 0"),
+        (["--save_merged", "x", "--max_kl", "nan"], "max_kl: nan; expected a finite number"),
+        (["--save_merged", "x", "--max_kl", "inf"], "max_kl: inf; expected a finite number"),
+        (["--save_merged", "x", "--max_kl", "-1"], "max_kl: -1.0; expected more than 0"),
         (["--save_merged", "x", "--save_4bit", "x"], "need two different folders"),
     ],
 )
@@ -305,11 +318,12 @@ def test_folder_in_use(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (json.dumps({"made_from": {"adapter_sha256": "0"}, "gaps": [asdict(GAP)]}),
+        (json.dumps({"made_from": {"adapter_sha256": "0"}, "gaps": [GAP.model_dump()]}),
          "holds an export of another adapter"),
-        ("", f"{MARKER} is damaged"),
-        ("[]", f"{MARKER} is damaged"),
-        ("{}", f"{MARKER} is damaged"),
+        ("", f"{MARKER} is empty: remove"),
+        ("[]", "expected key: value pairs: remove"),
+        ("{}", "made_from: missing: remove"),
+        (json.dumps({"made_from": {}, "gaps": [{}]}), "gaps.0.name: missing: remove"),
     ],
 )  # fmt: skip
 def test_folder_of_another_export(run: Path, tmp_path: Path, content: str, message: str) -> None:

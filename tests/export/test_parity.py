@@ -73,7 +73,7 @@ def test_coarse_kl_of_a_certain_token() -> None:
     ],
 )
 def test_bounds(kl: float, training_kl: float, max_kl: float, message: str | None) -> None:
-    failure = parity_failure(replace(GAP, kl=kl, training_kl=training_kl), max_kl)
+    failure = parity_failure(GAP.model_copy(update={"kl": kl, "training_kl": training_kl}), max_kl)
     assert (failure is None) == (message is None)
     assert message is None or message in str(failure)
 

@@ -125,18 +125,30 @@ def test_saved_model_needs_no_peft(
 
 
 def test_adapter_of_this_base(tiny_llama: Path, adapter: Path) -> None:
-    assert check_adapter(adapter, str(tiny_llama))["r"] == 8
+    assert check_adapter(adapter, str(tiny_llama)).r == 8
     # The same model under another parent folder, as after a move to another machine.
-    assert check_adapter(adapter, f"elsewhere/{tiny_llama.name}")["r"] == 8
-    assert check_adapter(adapter, None)["r"] == 8
+    assert check_adapter(adapter, f"elsewhere/{tiny_llama.name}").r == 8
+    assert check_adapter(adapter, None).r == 8
+
+
+def changed(**values: object) -> str:
+    plain = {"peft_type": "LORA", "base_model_name_or_path": "a/qwen", "r": 8, "lora_alpha": 16}
+    return json.dumps(plain | values)
 
 
 BAD_CONFIGS = [  # content of adapter_config.json, and what the message says
     (None, r"holds no adapter: it has no adapter_config\.json"),
-    ("", r"adapter_config\.json"),
-    ("{", r"adapter_config\.json"),
-    ("[]", r"adapter_config\.json"),
-    ('{"base_model_name_or_path": "a/llama"}', r"made for base model 'a/llama', not 'a/qwen'"),
+    ("", r"adapter_config\.json is empty"),
+    ("{", r"adapter_config\.json is not valid JSON"),
+    ("[]", r"expected key: value pairs"),
+    (changed(base_model_name_or_path="a/llama"), r"made for base model 'a/llama', not 'a/qwen'"),
+    # What PEFT would import, load or allocate.
+    (changed(peft_type="PROMPT_TUNING"), r"peft_type: 'PROMPT_TUNING'; expected 'LORA'"),
+    (changed(megatron_config={}, megatron_core="os"), r"megatron_config: {}; expected None"),
+    (changed(arrow_config={"task_adapter_names": ["/x"]}), r"arrow_config: .*; expected None"),
+    (changed(r=10**9), r"r: 1000000000; expected less than or equal to 65536"),
+    (changed(r=True), r"r: True; expected a valid integer"),
+    (changed(lora_alpha="high"), r"lora_alpha: 'high'; expected a valid number"),
 ]
 
 

@@ -4,7 +4,6 @@ import io
 import json
 import subprocess
 import sys
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,10 @@ WRONG = "<thinking>\n5 + 7 = 13\n</thinking>\n<answer>\n13\n</answer>"
 LOOSE = "5 + 7 = 12"  # no tags: right for the lenient judge only
 CHATTY = "<answer>12</answer> I hope this helps!"
 WORDY = "<answer>twelve shells</answer>"
-PROBLEM = Problem(0, hash_text("5 + 7?"), "5 + 7?", "#### 12", "xml", "<user>5 + 7?", "add")
+PROBLEM = Problem(
+    index=0, question_hash=hash_text("5 + 7?"), question="5 + 7?", gold="#### 12",
+    prompt_format="xml", prompt="<user>5 + 7?", kind="add",
+)  # fmt: skip
 
 
 def answer(text: str, tokens: int = 9, stop: str = "end_token", asked: str = "xml") -> Answer:
@@ -41,7 +43,7 @@ def answer(text: str, tokens: int = 9, stop: str = "end_token", asked: str = "xm
 
 
 def record(text: str, tokens: int = 9, stop: str = "end_token", kind: str | None = "add") -> Record:
-    return make_record(replace(PROBLEM, kind=kind), answer(text, tokens, stop))
+    return make_record(PROBLEM.model_copy(update={"kind": kind}), answer(text, tokens, stop))
 
 
 # -- verdicts ------------------------------------------------------------------------------------
@@ -175,17 +177,18 @@ def test_records_and_results_are_read_back(tmp_path: Path) -> None:
         make_record(PROBLEM, answer(RIGHT), [answer(WRONG), answer("line\u2028break \ud83d")]),
         record(LOOSE, kind=None),
     ]
-    write_evaluated(tmp_path, Evaluated(written, {"n": 2}))
+    write_evaluated(tmp_path, Evaluated(written, RESULTS))
     lines = (tmp_path / "records.jsonl").read_text(encoding="utf-8")
     assert lines.count(PROBLEM.prompt) == 2  # once per problem, however many samples
     read = read_records(tmp_path / "records.jsonl")
     assert read[1:] == written[1:]
     assert read[0].samples[0] == written[0].samples[0]
     assert read[0].samples[1].completion == "line\u2028break ?"  # half of a surrogate pair
-    assert read_results(tmp_path / "results.json") == {"n": 2}
+    assert read_results(tmp_path / "results.json") == RESULTS
     assert read_results(tmp_path / "nowhere.json") == {}
 
 
+RESULTS = {"n": 2, "accuracy": 0.5, "prompt_format": "xml"}
 OLD: dict[str, Any] = {
     "index": 0, "question": "5 + 7?", "gold": "#### 12", "completion": RIGHT, "extracted": "99",
     "correct": False, "lenient_correct": True, "format_ok": True, "trailing_text": False,
@@ -198,24 +201,46 @@ def test_old_records_can_be_judged_again(tmp_path: Path) -> None:
     path.write_text(json.dumps(OLD) + "\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"line 1 names no prompt_format: give --prompt_format"):
         read_records(path)
-    (tmp_path / "results.json").write_text('{"prompt_format": "xml"}', encoding="utf-8")
+    (tmp_path / "results.json").write_text(json.dumps(RESULTS), encoding="utf-8")
     (old,) = read_records(path)
     assert (old.correct, old.extracted) == (False, "99")
     new = judge_again(old)
-    assert asdict(new) == asdict(old) | {"correct": True, "extracted": "12", "integer_answer": True}
+    assert new.model_dump() == old.model_dump() | {
+        "correct": True,
+        "extracted": "12",
+        "integer_answer": True,
+    }
     assert new.question_hash == hash_text("5 + 7?")
+
+
+def changed(**values: object) -> str:
+    return json.dumps(OLD | values)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "holds no records"),
-        ("{", "line 1 is not a record"),
-        ("[]", "line 1 is not a record"),
-        ('{"question": "5 + 7?"}', "line 1 is not a record"),
-        (json.dumps(OLD | {"gold": "12"}), "not a record"),
-        (json.dumps(OLD | {"prompt_format": "yaml"}), "unknown prompt_format 'yaml'"),
-        (json.dumps(OLD) + "\n" + json.dumps(OLD)[:50], "line 2 is not a record"),
+        ("", "is empty"),
+        ("{", "line 1 is not valid JSON"),
+        ("[]", "line 1: .*expected key: value pairs"),
+        ('{"question": "5 + 7?"}', "line 1: index: missing"),
+        (changed(gold="12"), "line 1: gold: .*####"),
+        (changed(gold="#### many"), "line 1: gold: "),
+        (
+            changed(prompt_format="yaml"),
+            "line 1: prompt_format: 'yaml'; expected xml, r1_zero",
+        ),
+        (changed(index=-1), "line 1: index: -1; expected greater than or equal to 0"),
+        (changed(correct=1), "line 1: correct: 1; expected a valid boolean"),
+        (changed(completion=[RIGHT]), "line 1: completion: "),
+        (changed(kind=["add"]), "line 1: kind: .*; expected a valid string"),
+        (changed(samples=[{}]), "line 1: samples.0.completion: missing"),
+        (changed(samples=7), "line 1: samples: 7; expected a valid tuple"),
+        (
+            changed(stop_reason="tired"),
+            "line 1: stop_reason: 'tired'; expected end_token,",
+        ),
+        (json.dumps(OLD) + "\n" + json.dumps(OLD)[:50], "line 2 is not valid JSON"),
     ],
 )
 def test_files_without_records_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -224,6 +249,25 @@ def test_files_without_records_are_refused(tmp_path: Path, text: str, message: s
     with pytest.raises(InputError, match=message) as caught:
         list(map(judge_again, read_records(path, "xml")))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not valid JSON: .*: delete it, and evaluate again"),
+        ('{"n": 2}', "accuracy: missing"),
+        (json.dumps(RESULTS | {"n": 0}), "n: 0; expected greater than"),
+        (json.dumps(RESULTS | {"accuracy": 28}), "accuracy: 28; expected less than"),
+        (json.dumps(RESULTS | {"by_kind": {"add": 3}}), "by_kind.add: 3; expected key"),
+        (json.dumps(RESULTS | {"both_right": 3}), "delta: missing"),
+        (json.dumps(RESULTS | {"baseline": "../../x"}), "baseline '../../x'"),
+    ],
+)
+def test_damaged_results_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        read_results(path)
 
 
 def test_scoring_imports_no_library_of_models_and_regrade_no_torch() -> None:

@@ -147,8 +147,8 @@ def test_vllm_is_compared_at_the_first_batch(off: float, tiny_llama: Path, tmp_p
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sampling_engine": "fast"}, "unknown sampling_engine 'fast': use one of auto, adapter"),
-        ({"sampling_token_budget": 0}, "sampling_token_budget 0: give at least 1"),
+        ({"sampling_engine": "fast"}, "sampling_engine: 'fast'; expected 'auto', 'adapter'"),
+        ({"sampling_token_budget": 0}, "sampling_token_budget: 0; expected 1 to"),
         ({"sampling_engine": "merged", "use_vllm": True}, "both choose the engine"),
         ({"use_transformers_continuous_batching": True}, "to bf16 permanently: leave it out"),
     ],
