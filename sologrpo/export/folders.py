@@ -126,6 +126,7 @@ def copy_adapter(adapter: Path, target: Path, base_on_hub: str | None) -> Path:
     config = read_json(target / ADAPTER_CONFIG, dict[str, Any])
     config["base_model_name_or_path"] = public_name(base, base_on_hub)
     write_atomically(target / ADAPTER_CONFIG, json.dumps(config, indent=2))
+    write_manifest(target)
     return target
 
 

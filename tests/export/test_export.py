@@ -232,7 +232,7 @@ def test_dry_run_does_not_ask_the_hub(export: Export, run: Path, hub: HubStandIn
     printed = export("--push_to_hub", "mine", "--dry_run")
     folder = run / "export/adapter"
     assert f"would push {folder}" in printed.stdout
-    assert names(folder) == ADAPTER_FILES
+    assert names(folder) == ADAPTER_FILES | {MANIFEST}
     assert machine_paths(folder) == []
     assert hub.requests == []
 
