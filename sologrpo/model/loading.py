@@ -2,7 +2,10 @@
 
 import copy
 import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import bitsandbytes as bnb
 import torch
@@ -12,14 +15,17 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers import logging as transformers_logging
 from trl import ModelConfig, get_quantization_config
 
 from sologrpo.device import describe_device, fast_dtype, one_device
 from sologrpo.errors import BROKEN_FILE, InputError, first_line
+from sologrpo.files import ADAPTER_CONFIG
 from sologrpo.model.memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
+SHOWN_NAMES = 3  # of tensors, in an error
 QUICKSTART_MODEL = "models/SmolLM2-135M-Instruct"  # of the recipes that need no hub
 
 
@@ -94,25 +100,33 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
         trust_remote_code: run code of its repository, and load pickled weights.
 
     Raises:
-        InputError: if the model does not exist, has no safetensors and is not trusted, or does not
-            fit into the device's memory.
+        InputError: if the model does not exist, has no safetensors and is not trusted, lacks
+            weights or has others, or does not fit into the device's memory.
     """
     dtype = pick_dtype(model_args.dtype)
+    if (Path(str(model_args.model_name_or_path)) / ADAPTER_CONFIG).is_file():
+        # transformers would load the model that the adapter names.
+        raise InputError(
+            f"{model_args.model_name_or_path} holds an adapter: give its base model as the model"
+        )
     # TRL passes `dtype` on as the 4-bit compute dtype, which must be a real dtype, not "auto". A
     # copy: `config.yaml` records what the user asked for, and `--resume` compares it.
     resolved = copy.copy(model_args)
     resolved.dtype = dtype_name(dtype)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            model_args.model_name_or_path,
-            revision=model_args.model_revision,
-            dtype=dtype,
-            attn_implementation=model_args.attn_implementation,
-            quantization_config=get_quantization_config(resolved),
-            device_map={"": one_device()},
-            trust_remote_code=trust_remote_code,
-            use_safetensors=None if trust_remote_code else True,
-        )
+        with _without_load_report():
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                model_args.model_name_or_path,
+                revision=model_args.model_revision,
+                dtype=dtype,
+                attn_implementation=model_args.attn_implementation,
+                quantization_config=get_quantization_config(resolved),
+                device_map={"": one_device()},
+                trust_remote_code=trust_remote_code,
+                use_safetensors=None if trust_remote_code else True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
+            )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -122,9 +136,57 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
         ) from error
     except BROKEN_FILE as error:
         raise cannot_load(str(model_args.model_name_or_path), error) from error
+    _check_weights(model, loaded, str(model_args.model_name_or_path))
     keep_nf4_trainable(model)
     keep_one_input_hook(model)
     return model
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """Silence transformers' table of weights that do not fit, which is an error here."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+
+
+def _check_weights(
+    model: PreTrainedModel, loaded: Mapping[str, Iterable[Any]], name_or_path: str
+) -> None:
+    """Refuse a base model of which transformers would make up or leave out weights.
+
+    transformers takes tied weights, and those that a model class may lack or need not load, off
+    these lists (5.23.0, modeling_utils.py:4916).
+    """
+    floats = ((name, p) for name, p in model.named_parameters() if p.is_floating_point())
+    for problem, names in (
+        ("its files lack", loaded["missing_keys"]),
+        ("their size is another in its files:", {name for name, *_ in loaded["mismatched_keys"]}),
+        ("its files hold weights without a place:", loaded["unexpected_keys"]),
+        # A sum takes no memory, unlike `isfinite` of a large embedding.
+        (
+            "its files hold numbers that are not finite:",
+            {name for name, p in floats if not p.sum(dtype=torch.float).isfinite()},
+        ),
+    ):
+        if names:
+            raise InputError(
+                f"cannot load model {name_or_path!r}: {problem} {few(sorted(names))}: download it "
+                "again, or give the model that its config.json describes"
+            )
+
+
+def few(names: Sequence[str]) -> str:
+    """List the first of many names.
+
+    >>> few(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(names[:SHOWN_NAMES]) + more
 
 
 def cannot_load(name_or_path: str, error: BaseException) -> InputError:

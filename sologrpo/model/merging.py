@@ -5,18 +5,20 @@ place, whatever kind of LoRA it is. `merged` is temporary: it leaves the origina
 packed 4-bit ones included, which PEFT would quantise again.
 """
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import bitsandbytes as bnb
 import torch
-from peft import PeftModel
+from peft import PeftModel, set_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.integrations import dequantize_bnb_weight
 from pydantic import Field
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -28,7 +30,8 @@ from transformers import (
 from sologrpo.device import one_device
 from sologrpo.errors import BROKEN_FILE, InputError, first_line
 from sologrpo.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from sologrpo.model.loading import end_token_ids, pick_dtype
+from sologrpo.manifest import MANIFEST, damage
+from sologrpo.model.loading import end_token_ids, few, pick_dtype
 from sologrpo.schema import Number, Schema, looked_in, read_json
 
 
@@ -48,15 +51,15 @@ class AdapterConfig(Schema):
 
 
 def check_adapter(adapter: Path, base_name: str | None) -> AdapterConfig:
-    """Read an adapter's config, and check that it fits the base model.
+    """Read an adapter's config, and check its files, and that it was made for the base model.
 
     Args:
         adapter: folder of the adapter.
         base_name: name or path of the base model; None for the adapter's own.
 
     Raises:
-        InputError: if the folder has no LoRA adapter, or one that is pickled, made for another base
-            model, or would run code.
+        InputError: if the folder has no LoRA adapter, or one that is damaged, pickled, made for
+            another base model, or would run code.
     """
     if not adapter.is_dir() or not (adapter / ADAPTER_CONFIG).exists():
         where = f"{adapter}{looked_in(adapter)}"
@@ -73,7 +76,38 @@ def check_adapter(adapter: Path, base_name: str | None) -> AdapterConfig:
             f"{adapter} has no adapter_model.safetensors; pickled weights (adapter_model.bin) are "
             "not read, because they can run code: save the adapter again with PEFT"
         )
+    # Adapters from elsewhere have no manifest. A card may be edited.
+    changed = damage(adapter, ignored=["README.md"]) if (adapter / MANIFEST).exists() else None
+    if changed is not None:
+        raise InputError(f"{adapter} is damaged, {changed}: copy it again from where it was saved")
+    _read_weights(adapter)
     return config
+
+
+def _read_weights(adapter: Path) -> dict[str, torch.Tensor]:
+    """Read the tensors of an adapter, all of them finite."""
+    try:
+        weights: dict[str, torch.Tensor] = load_file(adapter / ADAPTER_WEIGHTS)
+    except BROKEN_FILE as error:
+        raise InputError(f"{adapter / ADAPTER_WEIGHTS} is damaged: {first_line(error)}") from error
+    bad = [name for name, tensor in weights.items() if not tensor.isfinite().all()]
+    if bad:
+        raise InputError(
+            f"{adapter} holds weights that are not finite: {few(bad)}: train it again with a lower "
+            "learning_rate"
+        )
+    return weights
+
+
+def _check_keys(missing: Sequence[str], unexpected: Sequence[str], adapter: Path) -> None:
+    """Refuse an adapter of which any tensor would be left out, or at its initial value."""
+    found = [f"it lacks {few(missing)}"] if missing else []
+    found += [f"the model has no place for {few(unexpected)}"] if unexpected else []
+    if found:
+        raise InputError(
+            f"{adapter} does not fit the base model: {', and '.join(found)}: give the model that "
+            "it was trained on, or copy the adapter again"
+        )
 
 
 def dequantize(model: PreTrainedModel) -> PreTrainedModel:
@@ -96,12 +130,22 @@ def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
         adapter: folder of the adapter.
 
     Raises:
-        InputError: if the adapter is damaged, or its shapes do not fit the base model.
+        InputError: if the adapter is damaged, its shapes do not fit the base model, or any of its
+            tensors is missing or would be left out.
     """
+    weights = _read_weights(adapter)
     try:
-        return PeftModel.from_pretrained(base, str(adapter))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Found missing adapter keys")  # an error below
+            model = PeftModel.from_pretrained(base, str(adapter))
+        # Again, for what it returns: `from_pretrained` ignores tensors without a place.
+        result = set_peft_model_state_dict(model, weights)
     except (RuntimeError, *BROKEN_FILE) as error:
         raise InputError(f"{adapter} does not fit the base model: {first_line(error)}") from error
+    # The base model's own tensors count as missing, too.
+    missing = [key for key in result.missing_keys if "default" in key.split(".")]
+    _check_keys(missing, result.unexpected_keys, adapter)
+    return model
 
 
 def merge_adapter(base: PreTrainedModel, adapter: Path) -> PreTrainedModel:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from trl import ModelConfig
 
 from rewards import RewardSpecError
 from sologrpo.config.arguments import RunArguments
@@ -23,7 +24,9 @@ from sologrpo.errors import InputError
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.merging import check_adapter, load_adapter
 from sologrpo.scoring.records import read_records
-from tiny import rows, tiny_config, write_rows
+from tiny import rows, tiny_config, with_adapter, write_rows
+
+Weights = dict[str, torch.Tensor]
 
 in_one_folder = settings(
     max_examples=120,
@@ -143,7 +146,50 @@ def _pickled(folder: Path) -> None:
     torch.save(weights, folder / "adapter_model.bin")
 
 
+def _tensors(change: Callable[[Weights], Weights]) -> Callable[[Path], None]:
+    """Change the tensors of the one file of weights in a folder."""
+
+    def write(folder: Path) -> None:
+        (file,) = folder.glob("*.safetensors")
+        save_file(change(load_file(str(file))), file, metadata={"format": "pt"})
+
+    return write
+
+
+def _with_first(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
+    return _tensors(lambda weights: weights | {min(weights): change(weights[min(weights)])})
+
+
+def _one_infinite(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.view(-1)[0] = -torch.inf
+    return tensor
+
+
+def _zero(folder: Path) -> None:
+    (file,) = folder.glob("*.safetensors")
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+# Files of weights, of an adapter or a model, that are not what their config describes.
+BROKEN_WEIGHTS: dict[str, Callable[[Path], None]] = {
+    "zeroed": _zero,
+    "no-tensors": _tensors(lambda weights: {}),
+    "half": _tensors(lambda weights: dict(list(weights.items())[::2])),
+    "one-missing": _tensors(
+        lambda weights: {k: w for k, w in weights.items() if k != min(weights)}
+    ),
+    "one-more": _tensors(lambda weights: weights | {"another": torch.ones(2)}),
+    "renamed": _tensors(lambda weights: {f"x.{name}": w for name, w in weights.items()}),
+    "other-layers": _tensors(
+        lambda weights: {name.replace("layers.1", "layers.9"): w for name, w in weights.items()}
+    ),
+    "one-cut": _with_first(lambda tensor: tensor[:-1].contiguous()),
+    "nan": _with_first(lambda tensor: tensor * torch.nan),
+    "infinite": _with_first(_one_infinite),
+}
+
 BROKEN_ADAPTERS: dict[str, Callable[[Path], None]] = {
+    **BROKEN_WEIGHTS,
     "no-config": lambda folder: (folder / "adapter_config.json").unlink(),
     "no-weights": lambda folder: (folder / "adapter_model.safetensors").unlink(),
     "pickled": _pickled,
@@ -169,6 +215,44 @@ def test_adapters_that_cannot_be_used(
     line = refusal(lambda: loaded(copy, tiny_llama))
     assert line is not None
     assert "adapter" in line or "base model" in line
+
+
+@pytest.mark.parametrize("in_4bit", [False, True])
+@pytest.mark.parametrize("broken", BROKEN_WEIGHTS)
+def test_weights_that_are_not_those_of_the_model(
+    tiny_llama: Path, tmp_path: Path, broken: str, in_4bit: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    BROKEN_WEIGHTS[broken](folder)
+    settings = ModelConfig(str(folder), dtype="float32", load_in_4bit=in_4bit)
+    line = refusal(lambda: load_base_model(settings))
+    assert line is not None
+    assert str(folder) in line
+    assert "REPORT" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "lora",
+    [{"modules_to_save": ["lm_head"]}, {"target_modules": ["embed_tokens"]}, {"use_dora": True},
+     {"trainable_token_indices": [1, 2]}, {"bias": "lora_only"}],
+    ids=lambda lora: next(iter(lora)),
+)  # fmt: skip
+def test_every_kind_of_adapter_is_loaded_whole(
+    lora: dict[str, Any], tiny_llama: Path, tmp_path: Path
+) -> None:
+    trained = with_adapter(tiny_llama, **lora)
+    trained.save_pretrained(str(tmp_path))
+    check_adapter(tmp_path, str(tiny_llama))
+    again = load_adapter(load_base_model(ModelConfig(str(tiny_llama), dtype="float32")), tmp_path)
+    before, after = trained.state_dict(), again.state_dict()
+    assert before.keys() == after.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+def test_an_adapter_is_no_base_model(adapter: Path) -> None:
+    line = refusal(lambda: load_base_model(ModelConfig(str(adapter))))
+    assert line is not None
+    assert "holds an adapter: give its base model" in line
 
 
 def test_a_pickled_model_is_not_read(tiny_llama: Path, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def names(folder: Path) -> set[str]:
 
 
 def test_adapter_folder_is_complete(run: Path, tiny_llama: Path) -> None:
-    assert names(run / "adapter") == ADAPTER_FILES
+    assert names(run / "adapter") == ADAPTER_FILES | {MANIFEST}
     model = ModelConfig(model_name_or_path=str(tiny_llama), dtype="float32", load_in_4bit=True)
     loaded = PeftModel.from_pretrained(load_base_model(model), str(run / "adapter"))
     weights = loaded.state_dict()
@@ -232,7 +232,7 @@ def test_dry_run_does_not_ask_the_hub(export: Export, run: Path, hub: HubStandIn
     printed = export("--push_to_hub", "mine", "--dry_run")
     folder = run / "export/adapter"
     assert f"would push {folder}" in printed.stdout
-    assert names(folder) == ADAPTER_FILES
+    assert names(folder) == ADAPTER_FILES | {MANIFEST}
     assert machine_paths(folder) == []
     assert hub.requests == []
 

@@ -173,7 +173,7 @@ def make_infinite(weights: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (None, "does not fit the base model"),  # no weights at all
+        (None, "is damaged: No such file"),
         (widen, "does not fit the base model"),
         (make_infinite, "holds weights that are not finite"),
     ],
