@@ -15,6 +15,7 @@ from rewards.grading import parse_gold
 from sologrpo.config.arguments import RunArguments
 from sologrpo.errors import InputError, first_line
 from sologrpo.files import BUNDLED
+from sologrpo.hub import check_hub, why_not_found
 from sologrpo.prompts import PROMPT_FORMATS, Prompt, PromptFormat, load_worked_examples
 
 logger = logging.getLogger(__name__)
@@ -103,13 +104,13 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
 
 
 def _load_from_hub(name: str, split: str, config: str | None) -> Dataset:
+    check_hub(name)
     try:
         return load_dataset(name, config or HUB_CONFIGS.get(name), split=split)
     except (DatasetNotFoundError, ConnectionError, OSError, ValueError) as error:
         raise InputError(
-            f"cannot load dataset {name!r} (split {split!r}): no such local path, and the hub "
-            f"says: {first_line(error)}; a folder with {split}.jsonl works without a hub: "
-            "--dataset_name path/to/folder"
+            f"cannot load dataset {name!r} (split {split!r}): {why_not_found(name, error)}; a "
+            f"folder with {split}.jsonl works without a hub: --dataset_name path/to/folder"
         ) from error
 
 

@@ -14,6 +14,7 @@ from trl import ModelConfig, get_peft_config
 
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.errors import BROKEN_FILE
+from sologrpo.hub import check_hub
 from sologrpo.model.loading import cannot_load, pick_dtype
 from sologrpo.model.merging import merged_bytes
 from sologrpo.sampling.sampler import bytes_of_row
@@ -118,6 +119,7 @@ def _without_weights(
     model_args: ModelConfig, dtype: torch.dtype, trust_remote_code: bool
 ) -> PreTrainedModel:
     name = model_args.model_name_or_path
+    check_hub(str(name))
     try:
         config = AutoConfig.from_pretrained(
             name, revision=model_args.model_revision, trust_remote_code=trust_remote_code
