@@ -98,7 +98,7 @@ def build_policy(model_args: ModelConfig, trust_remote_code: bool = False) -> Pe
         trust_remote_code: run the model's own code.
 
     Raises:
-        InputError: if there is no such model, it is no causal language model, its attention is not
+        InputError: if there is no such model, it is not a causal language model, its attention is not
             available here, or an entry of the adapter's settings matches nothing.
     """
     name, dtype = str(model_args.model_name_or_path), pick_dtype(model_args.dtype)

@@ -1,4 +1,4 @@
-"""What the libraries would refuse after loading the model is refused before, in one line."""
+"""Settings that the libraries refuse after loading are refused before, in one line."""
 
 import json
 from pathlib import Path
