@@ -1,8 +1,14 @@
 """Train a LoRA adapter with GRPO: `sologrpo train --config quickstart`.
 
-Also `accelerate launch --quiet train.py --config FILE`. Reads in the order that the data flows:
+Also `python train.py --config FILE`, and with `accelerate launch --quiet` on several GPUs. Reads in
+the order that the data flows:
 config -> data -> rewards -> run directory -> model -> trainer -> train -> adapter -> report.
 """
+
+if __name__ == "__main__":  # first, so that Ctrl-C ends in one line during the imports too
+    from sologrpo.startup import start_process
+
+    start_process()
 
 from rich.console import Console
 

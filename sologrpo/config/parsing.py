@@ -22,7 +22,7 @@ from sologrpo.config.checks import CREDENTIALS, Text, check_settings, refusing
 from sologrpo.errors import InputError, first_line
 from sologrpo.files import ENVIRONMENT, RUN_CONFIG, recipes
 from sologrpo.prompts import PROMPT_FORMATS
-from sologrpo.schema import Schema, looked_in, parse, read_json, read_yaml
+from sologrpo.schema import Schema, looked_in, one_of, parse, read_json, read_yaml
 
 CONFIG_CLASSES = (RunArguments, SoloGRPOConfig, ModelConfig)
 # Origins of a setting, besides a config file.
@@ -283,18 +283,17 @@ def load_run_config(directory: Path) -> dict[str, Any]:
         InputError: if the directory holds no run.
     """
     path = directory / RUN_CONFIG
-    if not path.is_file():
-        raise InputError(f"{directory} is not a run directory: {RUN_CONFIG} is missing")
+    if not path.exists():
+        where = f"{directory}{looked_in(directory)}"
+        raise InputError(f"{where} is not a run directory: {RUN_CONFIG} is missing")
     return read_yaml(path, dict[str, Any])
 
 
 def recorded_dtype(directory: Path) -> str | None:
     """Read the dtype that a run resolved to, or None if the run has not recorded it."""
     path = directory / ENVIRONMENT
-    if not path.is_file():
-        return None
-    return read_json(path, _Environment).dtype
+    return read_json(path, _Environment).dtype if path.exists() else None
 
 
 class _Environment(Schema):
-    dtype: str | None = None
+    dtype: Annotated[str, one_of("float32", "bfloat16", "float16")] | None = None

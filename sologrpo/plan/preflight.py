@@ -98,8 +98,8 @@ def build_policy(model_args: ModelConfig, trust_remote_code: bool = False) -> Pe
         trust_remote_code: run the model's own code.
 
     Raises:
-        InputError: if there is no such model, it is not a causal language model, its attention is not
-            available here, or an entry of the adapter's settings matches nothing.
+        InputError: if there is no such model, it is not a causal language model, its attention is
+            not available here, or an entry of the adapter's settings matches nothing.
     """
     name, dtype = str(model_args.model_name_or_path), pick_dtype(model_args.dtype)
     config = _load_config(model_args, trust_remote_code)
