@@ -44,7 +44,9 @@ class _Reported(SystemExit):
 
 # Libraries raise these for a file that is not what they expect: config files with a list instead of
 # a mapping, weights that end too early.
-BROKEN_FILE = (OSError, ValueError, TypeError, LookupError, AttributeError, SafetensorError)
+BROKEN_FILE = (
+    OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, SafetensorError
+)  # fmt: skip
 
 
 def first_line(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from datasets import Dataset, IterableDataset, load_dataset
 from datasets.exceptions import DatasetNotFoundError
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from rewards.grading import parse_gold
@@ -305,18 +306,38 @@ def prompt_token_ids(
     return text_ids
 
 
-def render_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+def render_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: Any) -> str:
     """Render one prompt as the model will see it, special tokens included.
 
+    Args:
+        prompt: chat messages, or plain text.
+        tokenizer: of the model.
+        options: further variables of the chat template.
+
     Raises:
-        InputError: if the prompt is a list of messages and the tokenizer has no chat template.
+        InputError: if the prompt is a list of messages and the tokenizer has no chat template, or
+            one that refuses them.
     """
     if isinstance(prompt, str):
         opening: str = tokenizer.decode(tokenizer("")["input_ids"])
         return opening + prompt
     if tokenizer.chat_template is None:
         raise _no_chat_template(tokenizer)
-    text: str = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    try:
+        text: str = tokenizer.apply_chat_template(
+            prompt, tokenize=False, add_generation_prompt=True, **options
+        )
+    except TemplateError as error:
+        fix = "use a prompt_format that it takes"
+        if prompt[0]["role"] == "system":
+            fix = (
+                "if it takes no system message, set system_prompt to '' and show the format in "
+                "worked_examples, or use prompt_format boxed"
+            )
+        raise InputError(
+            f"the chat template of {tokenizer.name_or_path} refuses a prompt: {first_line(error)}; "
+            f"{fix}"
+        ) from error
     return text
 
 
