@@ -13,6 +13,7 @@ from datasets import Dataset, IterableDataset, load_dataset
 from datasets.exceptions import DatasetsError
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from sologrpo.config.arguments import RunArguments
@@ -36,8 +37,8 @@ logger = logging.getLogger(__name__)
 FILE_TYPES = (".jsonl", ".json", ".parquet")
 QUICKSTART = "quickstart"  # the problems that travel with the package
 HUB_CONFIGS = {"openai/gsm8k": "main"}  # this data set has no default configuration
-# Columns that prompts, TRL 1.16 (grpo_trainer.py:1584-1627, 2336-2403) or a reward's object use: one
-# of a data set would be lost, or end the run.
+# Columns that prompts, TRL 1.16 (grpo_trainer.py:1584-1627, 2336-2403) or the object of a reward
+# use: one of a data set would be lost, or end the run.
 RESERVED = (
     "prompt", "prompt_format", "prompts", "completion", "completions", "completion_ids",
     "trainer_state", "log_extra", "log_metric", "environment", "environments", "image", "images",
@@ -343,18 +344,38 @@ def prompt_token_ids(
     return text_ids
 
 
-def render_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+def render_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: Any) -> str:
     """Render one prompt as the model will see it, special tokens included.
 
+    Args:
+        prompt: chat messages, or plain text.
+        tokenizer: of the model.
+        options: further variables of the chat template.
+
     Raises:
-        InputError: if the prompt is a list of messages and the tokenizer has no chat template.
+        InputError: if the prompt is a list of messages and the tokenizer has no chat template, or
+            one that refuses them.
     """
     if isinstance(prompt, str):
         opening: str = tokenizer.decode(tokenizer("")["input_ids"])
         return opening + prompt
     if tokenizer.chat_template is None:
         raise _no_chat_template(tokenizer)
-    text: str = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    try:
+        text: str = tokenizer.apply_chat_template(
+            prompt, tokenize=False, add_generation_prompt=True, **options
+        )
+    except TemplateError as error:
+        fix = "use a prompt_format that it takes"
+        if prompt[0]["role"] == "system":
+            fix = (
+                "if it takes no system message, set system_prompt to '' and show the format in "
+                "worked_examples, or use prompt_format boxed"
+            )
+        raise InputError(
+            f"the chat template of {tokenizer.name_or_path} refuses a prompt: {first_line(error)}; "
+            f"{fix}"
+        ) from error
     return text
 
 

@@ -125,9 +125,7 @@ def test_a_split_is_a_name(tiny_data: Path, split: str) -> None:
         load_rows(str(tiny_data), split)
 
 
-@pytest.mark.parametrize(
-    "name", ["data/mine/train", "../no/such", "/no/such", "a b"]
-)
+@pytest.mark.parametrize("name", ["data/mine/train", "../no/such", "/no/such", "a b"])
 def test_a_name_that_the_hub_cannot_have_is_refused_at_once(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
