@@ -23,9 +23,15 @@ def check_hub(name: str) -> None:
 
     Args:
         name: a name on the Hub, or a local path, for which there is nothing to do.
+
+    Raises:
+        InputError: if it is neither.
     """
-    if not Path(name).expanduser().exists() and is_hub_name(name):
-        unreachable()
+    if Path(name).exists():
+        return
+    if not is_hub_name(name):
+        raise InputError(f"there is no {name}{looked_in(name)}, and a name on the Hub is USER/NAME")
+    unreachable()
 
 
 def is_hub_name(name: str) -> bool:
@@ -84,9 +90,7 @@ def why_not_found(name: str, error: BaseException) -> str:
     path = Path(name)
     if path.exists():
         return _damage(path) or _reason(error)
-    here = f"there is no {path}{looked_in(path)}"
-    if not is_hub_name(name):
-        return f"{here}, and a name on the Hub is USER/NAME"
+    here = f"there is no {name}{looked_in(name)}"
     if problem := unreachable():
         return f"{here}, it is not in the Hub's local cache, and {problem}"
     return f"{here}, and the Hub says: {_reason(error)}"
