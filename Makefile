@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 OUT := $(shell run=runs/quickstart; n=2; \
 	while [ -e $$run ]; do run=runs/quickstart-$$n; n=$$((n + 1)); done; echo $$run)
 
-# accelerate gives a process one CPU thread unless told otherwise. nproc heeds OMP_NUM_THREADS.
+# nproc heeds OMP_NUM_THREADS.
 THREADS := $(shell nproc 2>/dev/null || echo 1)
 
 # glibc then asks the kernel for 2 MiB pages: a thousandth of the page faults of a step on CPU.
@@ -45,9 +45,8 @@ model: $(READY)  ## download the quickstart model, 93 MB, into models/
 
 quickstart: model  ## train on the word problems in quickstart/, evaluate before and after
 	@echo "run directory: $(OUT)"
-	OMP_NUM_THREADS=$(THREADS) $(HUGE_PAGES) $(BIN)/accelerate launch --quiet \
-		--config_file configs/accelerate/one_device.yaml \
-		train.py --config configs/quickstart.yaml --output_dir $(OUT)
+	OMP_NUM_THREADS=$(THREADS) $(HUGE_PAGES) $(BIN)/python train.py \
+		--config configs/quickstart.yaml --output_dir $(OUT)
 	$(HUGE_PAGES) $(BIN)/python evaluate.py --run $(OUT)
 	@echo
 	@echo "adapter  $(OUT)/adapter"
@@ -63,9 +62,8 @@ smoke: model  ## train a few steps of each recipe family; DATA=folder for other 
 		run=runs/smoke-$$family; n=2; \
 		while [ -e $$run ]; do run=runs/smoke-$$family-$$n; n=$$((n + 1)); done; \
 		echo "run directory: $$run"; \
-		OMP_NUM_THREADS=$(THREADS) $(HUGE_PAGES) $(BIN)/accelerate launch --quiet \
-			--config_file configs/accelerate/one_device.yaml \
-			train.py --config configs/smoke-$$family.yaml --output_dir $$run \
+		OMP_NUM_THREADS=$(THREADS) $(HUGE_PAGES) $(BIN)/python train.py \
+			--config configs/smoke-$$family.yaml --output_dir $$run \
 			$(if $(DATA),--dataset_name "$(DATA)") || exit 1; \
 	done
 

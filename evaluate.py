@@ -6,6 +6,11 @@ baseline and of the trained model -> table -> export -> report.
 the completions of an earlier evaluation again, without a model.
 """
 
+if __name__ == "__main__":  # first, so that Ctrl-C ends in one line during the imports too
+    from sologrpo.startup import start_process
+
+    start_process()
+
 import sys
 from collections.abc import Sequence
 

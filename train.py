@@ -1,8 +1,14 @@
 """Train a LoRA adapter with GRPO: `sologrpo train --config quickstart`.
 
-Also `accelerate launch --quiet train.py --config FILE`. Reads in the order that the data flows:
+Also `python train.py --config FILE`, and with `accelerate launch --quiet` on several GPUs. Reads in
+the order that the data flows:
 config -> data -> rewards -> run directory -> model -> trainer -> train -> adapter -> report.
 """
+
+if __name__ == "__main__":  # first, so that Ctrl-C ends in one line during the imports too
+    from sologrpo.startup import start_process
+
+    start_process()
 
 from rich.console import Console
 
@@ -13,7 +19,7 @@ from sologrpo.environment import prepare_process
 from sologrpo.errors import one_line_errors
 from sologrpo.export import PushToHub, save_adapter
 from sologrpo.model import load_base_model, load_tokenizer
-from sologrpo.plan import print_plan
+from sologrpo.plan import print_plan, try_settings
 from sologrpo.report import write_report
 from sologrpo.training import (
     build_trainer,
@@ -36,7 +42,8 @@ def main() -> None:
     tokenizer = load_tokenizer(model_args.model_name_or_path, args.trust_remote_code)
     datasets = load_train_and_validation(run, tokenizer, args.seed)
     rewards = load_rewards(run.rewards, datasets[0].column_names, run.reward_timeout)
-    print_plan(console, run, args, model_args, datasets[0], tokenizer, rewards)
+    policy = try_settings(run, args, model_args, datasets[0], tokenizer)
+    print_plan(console, run, args, model_args, datasets[0], tokenizer, policy, rewards)
     if run.dry_run:
         return
 

@@ -5,7 +5,6 @@ imported when it is called, so that `sologrpo --help` is fast.
 """
 
 import argparse
-import os
 import re
 import runpy
 import shutil
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sologrpo.files import BUNDLED, recipes
+from sologrpo.startup import start_process
 
 Command = Callable[[Sequence[str]], None]
 
@@ -26,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: the command and its arguments; by default those of the process.
     """
+    if argv is None:
+        start_process()
     command, *arguments = _named_command(list(sys.argv[1:] if argv is None else argv))
     # Commands read it too, for a setting's origin and for `--traceback`.
     sys.argv = [f"sologrpo {command}", *arguments]
@@ -33,13 +35,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _run(command: str, arguments: Sequence[str]) -> None:
+    from sologrpo.errors import one_line_errors  # after `--help`, which should be fast
+
     run, _ = COMMANDS[command]
-    try:
-        run(arguments)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has left, as in `sologrpo recipes | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        sys.exit(1)
+    one_line_errors(run)(arguments)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -13,15 +13,29 @@ def print_line(console: Console, text: str, style: str | None = None) -> None:
 
 
 def quiet_libraries() -> None:
-    """Hide progress bars of loading, and a deprecation that only TRL can fix; keep warnings."""
+    """Hide progress bars of loading, and a deprecation that only TRL can fix; keep warnings.
+
+    What this project logs is formatted like what it prints: a line, or `warning` and a line.
+    """
     import datasets  # slow to import, and some commands need neither
     import transformers
 
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Formatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    logging.getLogger("sologrpo").setLevel(logging.INFO)
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     # TRL 1.16 still sets the old name of activation_checkpointing.
     warnings.filterwarnings("ignore", message=".*gradient_checkpointing.* is deprecated")
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        if not record.name.startswith("sologrpo."):
+            return super().format(record)
+        prefix = "warning  " if record.levelno >= logging.WARNING else ""
+        return prefix + record.getMessage()
 
 
 def print_warning(console: Console, text: str) -> None:

@@ -1,7 +1,9 @@
 """Errors of users and machines end in one line that tells how to fix them, not in a traceback."""
 
 import errno
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -10,7 +12,13 @@ from typing import ParamSpec
 from safetensors import SafetensorError
 
 from rewards import RewardError, RewardSpecError
+from sologrpo.startup import STOPPED, stopped_by
 
+# What the machine refuses, by the number of the OSError: no defect, and no mistake in the input.
+_REFUSED = {
+    errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG,
+    errno.ELOOP, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ENODEV,
+}  # fmt: skip
 # A full disk raises an OSError with one of these numbers in Python, and another error with such a
 # text in safetensors and torch.save.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
@@ -30,9 +38,15 @@ class RunError(RuntimeError):
     """Raised when a run has to stop; the message is one line and tells how to fix it."""
 
 
+class _Reported(SystemExit):
+    """An exit whose line is printed."""
+
+
 # Libraries raise these for a file that is not what they expect: config files with a list instead of
 # a mapping, weights that end too early.
-BROKEN_FILE = (OSError, ValueError, TypeError, LookupError, AttributeError, SafetensorError)
+BROKEN_FILE = (
+    OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, SafetensorError
+)  # fmt: skip
 
 
 def first_line(error: BaseException) -> str:
@@ -40,44 +54,82 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def printable(text: str) -> str:
+    """Put a text on one line, with its control and invisible characters escaped.
+
+    >>> printable("no file \\x1b[2J\\nin sight")
+    'no file \\\\x1b[2J in sight'
+    """
+    line = " ".join(text.splitlines())
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+
+
 def cannot_write(error: BaseException) -> str | None:
-    """Explain a disk that is full or read-only in one line; None for any other error."""
+    """Explain a file or disk that cannot be used in one line; None for any other error."""
     seen: BaseException | None = error
     while seen is not None:
-        if getattr(seen, "errno", None) in _NO_ROOM or _NO_ROOM_TEXT.search(str(seen)):
+        number = getattr(seen, "errno", None)
+        if number in _NO_ROOM or _NO_ROOM_TEXT.search(str(seen)):
             return (
                 f"cannot write: {first_line(seen)}: free some space, or set another output_dir; "
                 "--resume continues a run from its last complete checkpoint"
+            )
+        if number in _REFUSED and isinstance(seen, OSError) and seen.filename is not None:
+            return (
+                f"cannot use {os.fsdecode(seen.filename)}: {seen.strerror}: change its permissions "
+                "or set another path"
             )
         seen = seen.__cause__ or seen.__context__
     return None
 
 
 def one_line_errors(main: Callable[P, None]) -> Callable[P, None]:
-    """Wrap the `main` of a script or command: an `InputError` prints its line and exits with 2.
+    """Wrap the `main` of a script or command: a known error prints one line and sets the exit code.
 
-    A `RunError` and a full disk print theirs and exit with 1. A reward that ends the run is shown
-    with its own traceback, without the trainer's; exit 1. Any other exception is a defect, or a
-    failure of the machine, and keeps its traceback.
-    `--traceback` on the command line keeps all tracebacks.
+    2 after an `InputError`; 1 after a `RunError`, and where the machine has no memory or refuses to
+    write; 130 after Ctrl-C. A reward that ends the run is shown with its own traceback, without
+    the trainer's. Any other exception is a defect and keeps its traceback. `--traceback` on the
+    command line keeps all tracebacks.
     """
 
     @wraps(main)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             main(*args, **kwargs)
-        except (InputError, RewardSpecError, RewardError, RunError) as error:
-            if "--traceback" in sys.argv:
+            sys.stdout.flush()
+        except BaseException as error:
+            code, line = _ending(error)
+            if code == 0 or "--traceback" in sys.argv:
                 raise
             if isinstance(error, RewardError):
                 print(error.own_traceback(), file=sys.stderr, end="")
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(1 if isinstance(error, RewardError | RunError) else 2)
-        except Exception as error:
-            line = cannot_write(error)
-            if line is None or "--traceback" in sys.argv:
-                raise
-            print(f"error: {line}", file=sys.stderr)
-            sys.exit(1)
+            if line:
+                print(f"{_prefix()}: {printable(line)}", file=sys.stderr)
+            raise _Reported(code) from error
 
     return wrapped
+
+
+def _ending(error: BaseException) -> tuple[int, str]:
+    """Return the exit code and the line for an error; 0 for a defect, and for other exits."""
+    if isinstance(error, _Reported):
+        return 0, ""
+    if (number := stopped_by()) is not None:
+        return 128 + number, ""
+    if isinstance(error, KeyboardInterrupt) or getattr(error, "code", None) == 130:
+        return 130, STOPPED[signal.SIGINT]
+    if isinstance(error, InputError | RewardSpecError):
+        return 2, str(error)
+    if isinstance(error, RewardError | RunError):
+        return 1, str(error)
+    if line := cannot_write(error):
+        return 1, line
+    if isinstance(error, MemoryError):
+        return 1, "out of memory: use a smaller model, batch or data set"
+    return 0, ""
+
+
+def _prefix() -> str:
+    """Return `error`, or the number of another process than the first: all see the same input."""
+    rank = os.environ.get("RANK", "0")
+    return "error" if rank == "0" else f"process {rank}"

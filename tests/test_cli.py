@@ -123,15 +123,3 @@ def test_the_rewards_of_a_recipe_are_checked(
     (wrong,) = [line for line in lines if line.startswith("wrong number, perfect format")]
     assert wrong.split()[-3:] == ["1.00", "1.00", "FAIL"]
     assert lines[-1].endswith("failed")
-
-
-def test_a_reader_that_leaves_gets_no_traceback() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sologrpo", "recipes"], cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.close()
-    assert process.stderr.read() == ""
-    assert process.wait() == 1

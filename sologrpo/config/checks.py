@@ -5,7 +5,8 @@ a wide range, texts are not empty, and names of an enumeration exist.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields
 from enum import Enum
 from functools import cache, reduce
@@ -16,11 +17,34 @@ from unicodedata import category
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, create_model
 
+from rewards import RewardSpecError
 from sologrpo.errors import InputError
 from sologrpo.schema import STRICT, as_number, parse, parse_json, shown
 
+# Raised by TRL, transformers, PEFT and torch for values that they do not expect.
+REFUSALS = (
+    ValueError, TypeError, ArithmeticError, LookupError, AttributeError, OSError, ImportError,
+    RuntimeError, AssertionError, re.error,
+)  # fmt: skip
 LONGEST_TEXT, LONGEST_NAME = 4096, 255  # bytes of a path, and of each name in it, on Linux
 CREDENTIALS = re.compile(r"://[^/\s]*@")
+
+
+@contextmanager
+def refusing(what: str = "", errors: tuple[type[Exception], ...] = REFUSALS) -> Iterator[None]:
+    """Turn what a library raises for a setting into one line.
+
+    Args:
+        what: names the setting, if the library does not.
+        errors: that the library raises for settings.
+    """
+    try:
+        yield
+    except (InputError, RewardSpecError):
+        raise
+    except errors as error:
+        line = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{what}: {line}" if what else line) from error
 
 
 @dataclass(frozen=True)
@@ -177,6 +201,7 @@ RULES: dict[str, Any] = {
     "lora_r": Range(1, 2**16),
     "lora_alpha": Range(1, 2**16),
     "lora_dropout": SHARE,
+    "lora_task_type": Literal["CAUSAL_LM"],
     "bnb_4bit_quant_storage": Literal["uint8", "bfloat16", "float16", "float32", "float64"],
 }  # fmt: skip
 # Settings without which nothing runs, although their type hint allows none.

@@ -1,7 +1,12 @@
-"""Parse the command line of an evaluation, and fill it from the run's config."""
+"""Parse the command line of an evaluation, and fill it from the run's config.
 
+A run may come from someone else: its config names a model and data to read, and nothing in it makes
+code run or names a place to write. Trust comes from the command line alone.
+"""
+
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,12 +22,27 @@ from sologrpo.config.arguments import (
     UNMERGED,
     UNMERGED_NF4,
     RunArguments,
+    SoloGRPOConfig,
 )
+from sologrpo.config.checks import check_settings
 from sologrpo.config.export import ORIGINAL, ExportArguments, check_export_arguments
 from sologrpo.config.parsing import RENAMED, CheckedParser, load_run_config, recorded_dtype
 from sologrpo.errors import InputError
-from sologrpo.files import ADAPTER
+from sologrpo.files import ADAPTER, PRECISION_TABLE, RUN_CONFIG, check_name
 from sologrpo.prompts import PROMPT_FORMATS
+
+# What config.yaml of a run decides of its evaluation and export.
+OF_MODEL = (
+    "model_name_or_path", "model_revision", "dtype", "attn_implementation", "load_in_4bit",
+    "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage",
+)  # fmt: skip
+OF_DATA = (
+    "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split",
+    "max_train_examples", "num_validation_examples", "max_prompt_tokens", "prompt_format",
+    "system_prompt", "worked_examples",
+)  # fmt: skip
+OF_TRAINING = ("max_completion_length", "seed")
+BASELINE = "baseline"
 
 
 @dataclass
@@ -76,12 +96,15 @@ class EvaluationArguments:
     output_dir: str | None = HfArg(
         default=None, help="Folder for eval/<label>/ (default: the run directory)"
     )
+    trust_remote_code: bool = HfArg(
+        default=False, help="Run code of the model's repository; never taken from the run's config"
+    )
     traceback: bool = HfArg(default=False, help="Show tracebacks of bad input")
 
 
 @dataclass
 class EvaluationSettings:
-    """Hold the settings of an evaluation, all resolved."""
+    """Hold the settings of an evaluation, all resolved; `training_seed` is None without a run."""
 
     run: Path | None
     output_dir: Path
@@ -103,6 +126,7 @@ class EvaluationSettings:
     top_p: float
     resume: bool
     trust_remote_code: bool
+    training_seed: int | None
     export: ExportArguments
 
     @property
@@ -140,14 +164,15 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     check_export_arguments(export)
     if not args.run and not args.model:
         raise InputError("give --run runs/NAME, or --model NAME [--adapter FOLDER]")
-    saved = load_run_config(Path(args.run)) if args.run else {}
+    saved = _read_run(Path(args.run), args.trust_remote_code) if args.run else {}
     adapter = args.adapter or (str(Path(args.run) / ADAPTER) if args.run else None)
-    model = ModelConfig(**_fields_of(ModelConfig, saved))
-    model.model_name_or_path = args.model or saved.get("model_name_or_path")
+    model = ModelConfig(**{name: saved[name] for name in OF_MODEL if name in saved})
+    model.model_name_or_path = args.model or model.model_name_or_path
+    model.trust_remote_code = args.trust_remote_code
     # As it was trained, whatever `auto` would be on this machine.
     model.dtype = (recorded_dtype(Path(args.run)) if args.run else None) or model.dtype or "auto"
-    trained_in_4bit = bool(saved.get("load_in_4bit", False))
-    data = RunArguments(**_fields_of(RunArguments, saved))
+    trained_in_4bit = bool(model.load_in_4bit)
+    data = RunArguments(**{name: saved[name] for name in OF_DATA if name in saved})
     for name in ("dataset_name", "dataset_config", "dataset_test_split", "prompt_format"):
         if getattr(args, name) is not None:
             setattr(data, name, getattr(args, name))
@@ -156,12 +181,12 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
         MERGED if export.merge_into == ORIGINAL else _usual_precision(trained_in_4bit)
     )
     suffix = _label_suffix(precision, trained_in_4bit)
-    default_label = "trained" if adapter else Path(str(model.model_name_or_path)).name
+    default_label = "trained" if adapter else _as_label(str(model.model_name_or_path))
     return EvaluationSettings(
         run=Path(args.run) if args.run else None,
         output_dir=Path(args.output_dir or args.run or "runs/evaluation"),
         label=args.label or default_label + suffix,
-        baseline_label="baseline" + suffix,
+        baseline_label=BASELINE + suffix,
         baseline=args.baseline,
         adapter=Path(adapter) if adapter else None,
         model=model,
@@ -179,15 +204,47 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
         temperature=args.temperature,
         top_p=args.top_p,
         resume=args.resume,
-        trust_remote_code=bool(saved.get("trust_remote_code", False)),
+        trust_remote_code=args.trust_remote_code,
+        training_seed=saved.get("seed"),
         export=export,
     )
 
 
+def _read_run(directory: Path, trusted: bool) -> dict[str, Any]:
+    """Read what the config of a run decides, and check it like a recipe."""
+    saved = load_run_config(directory)
+    taken = {name: saved[name] for name in (*OF_MODEL, *OF_DATA, *OF_TRAINING) if name in saved}
+    classes = (RunArguments, SoloGRPOConfig, ModelConfig)
+    checked = check_settings(taken, directory / RUN_CONFIG, *classes)
+    kernel = checked.get("attn_implementation") or ""
+    if "/" in kernel and not trusted:  # transformers would run it
+        raise InputError(
+            f"{directory / RUN_CONFIG}: attn_implementation {kernel!r} is code from the Hub: add "
+            "--trust_remote_code if you trust it"
+        )
+    return checked
+
+
+def _as_label(model: str) -> str:
+    """Turn the name or path of a model into a label.
+
+    >>> _as_label("HuggingFaceTB/SmolLM2-135M"), _as_label("../my model/")
+    ('SmolLM2-135M', 'my-model')
+    """
+    name = re.sub(r"[^A-Za-z0-9_.+-]+", "-", Path(model).resolve().name)
+    return name.lstrip(".+-")[:60] or "model"
+
+
+def _check_label(label: str) -> None:
+    check_name(label, "--label")
+    if label.lower().startswith(BASELINE) or label.lower() == PRECISION_TABLE:
+        raise InputError(f"--label {label} is reserved: give another name")
+
+
 def _check_evaluation(args: EvaluationArguments, adapter: str | None) -> None:
     """Refuse options that cannot work, or that would be ignored."""
-    if args.top_p == 0:
-        raise InputError("top_p 0: give more than 0; the greedy answer is always evaluated")
+    if args.label is not None:
+        _check_label(args.label)
     if not args.num_samples and (args.temperature, args.top_p) != (1.0, 1.0):
         raise InputError("temperature and top_p are for num_samples: add --num_samples 8")
     if args.write:
@@ -213,8 +270,3 @@ def _check_evaluation(args: EvaluationArguments, adapter: str | None) -> None:
             "engine vllm: vLLM is not installed; pip install 'sologrpo[vllm]', or use engine "
             "transformers"
         )
-
-
-def _fields_of(cls: type, values: dict[str, Any]) -> dict[str, Any]:
-    names = {f.name for f in fields(cls)}
-    return {name: value for name, value in values.items() if name in names}

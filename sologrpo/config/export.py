@@ -1,6 +1,7 @@
 """Flags about saving, comparing and pushing models: of `sologrpo export` and of `evaluate.py`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from transformers.hf_argparser import HfArg
 
@@ -69,5 +70,6 @@ def check_export_arguments(arguments: ExportArguments) -> None:
     unused = sorted(flag for flag, given in only_for_push.items() if given)
     if unused and arguments.push_to_hub is None:
         raise InputError(f"{' and '.join(unused)}: add --push_to_hub NAME")
-    if arguments.save_merged and arguments.save_merged == arguments.save_4bit:
+    merged, small = arguments.save_merged, arguments.save_4bit
+    if merged and small and Path(merged).resolve() == Path(small).resolve():
         raise InputError("--save_merged and --save_4bit need two different folders")

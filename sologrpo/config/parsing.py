@@ -4,6 +4,7 @@ A key means the same in the file and on the command line, and the command line t
 """
 
 import os
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -17,15 +18,17 @@ from trl import ModelConfig, TrlParser
 from rewards import check_is_list, make_importable, name_of_spec
 from sologrpo.command_line import Parser
 from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
-from sologrpo.config.checks import CREDENTIALS, Text, check_settings
+from sologrpo.config.checks import CREDENTIALS, Text, check_settings, refusing
 from sologrpo.errors import InputError, first_line
 from sologrpo.files import ENVIRONMENT, RUN_CONFIG, recipes
 from sologrpo.prompts import PROMPT_FORMATS
-from sologrpo.schema import Schema, looked_in, parse, read_json, read_yaml
+from sologrpo.schema import Schema, looked_in, one_of, parse, read_json, read_yaml
 
 CONFIG_CLASSES = (RunArguments, SoloGRPOConfig, ModelConfig)
 # Origins of a setting, besides a config file.
 COMMAND_LINE, PROJECT = "command line", "SoloGRPO"
+# Columns of the table of completions, besides the rewards (TRL 1.16.0, grpo_trainer.py:3343-3350).
+LOGGED_COLUMNS = {"step", "prompt", "completion", "advantage"}
 # What `env` in a config file may hold, by name.
 Variable = Annotated[str, AfterValidator(Text(free=True, url=True))] | bool | int | float
 
@@ -99,16 +102,10 @@ def parse_config(
     if path is not None:
         make_importable(path.parent)  # a reward module may be next to the config
         parser.set_defaults_with_config(**_read_config(path, parser))
-    try:
+    with refusing():
         run_args, trainer_args, model_args = parser.parse(args)
-    except InputError:
-        raise
-    # What the checks of TRL, transformers and PEFT raise for values that they do not expect.
-    except (
-        ValueError, TypeError, ArithmeticError, LookupError, AttributeError, OSError, ImportError,
-    ) as error:  # fmt: skip
-        raise InputError(" ".join(str(error).split()) or type(error).__name__) from error
     _hide_secrets(trainer_args)
+    _as_names(model_args)
     _resolve_rewards(run_args)
     _cross_check(run_args, trainer_args, model_args)
     return run_args, trainer_args, model_args
@@ -199,6 +196,17 @@ def without_credentials(text: str) -> str:
     return CREDENTIALS.sub("://", text)
 
 
+def _as_names(model: ModelConfig) -> None:
+    """Take a single LoRA target as the name of a module, unless it is a regular expression.
+
+    TRL 1.16.0 turns a list of one into a text (model_config.py:177-178), and to PEFT a text is a
+    regular expression for the whole name of a module.
+    """
+    target = model.lora_target_modules
+    if isinstance(target, str) and re.fullmatch(r"[\w.]+", target):
+        model.lora_target_modules = [target]
+
+
 def _resolve_rewards(run: RunArguments) -> None:
     if run.rewards is not None and not run.rewards:
         raise InputError("rewards is empty: name at least one; `sologrpo rewards` lists them")
@@ -217,12 +225,19 @@ def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) ->
             f"{len(args.reward_weights)} reward_weights for {len(run.rewards)} rewards; "
             "give one weight per reward"
         )
-    _check_outcome_reward(run, args)
+    if args.sync_ref_model:  # TRL 1.16.0, grpo_trainer.py:1197-1204
+        raise InputError("sync_ref_model needs a reference model, and a run with LoRA has none")
+    _check_reward_names(run, args)
     _check_trackers(args)
     _leave_out_of_stock(run, args)
     if args.eval_strategy != "no" and run.num_validation_examples < 1:
         raise InputError(
             "eval_strategy is set but nothing is held out: set num_validation_examples, e.g. 100"
+        )
+    if args.save_strategy == "best" and args.eval_strategy == "no":
+        raise InputError(
+            "save_strategy best saves after a validation: set eval_strategy steps, eval_steps and "
+            "num_validation_examples, or save_strategy steps"
         )
 
 
@@ -241,12 +256,17 @@ def _leave_out_of_stock(run: RunArguments, args: SoloGRPOConfig) -> None:
         args.metric_for_best_model, args.greater_is_better = None, None
 
 
-def _check_outcome_reward(run: RunArguments, args: SoloGRPOConfig) -> None:
+def _check_reward_names(run: RunArguments, args: SoloGRPOConfig) -> None:
+    names = [name_of_spec(spec) for spec in run.rewards]
+    if taken := sorted(LOGGED_COLUMNS.intersection(names)):
+        raise InputError(
+            f"a reward cannot be called {taken[0]!r}: completions are logged under that name; "
+            "rename it"
+        )
     if args.outcome_reward is None:
         return
     if run.trainer == "stock":
         raise InputError("outcome_reward needs trainer: solo; TRL's trainer cannot gate rewards")
-    names = [name_of_spec(spec) for spec in run.rewards]
     if args.outcome_reward not in names:
         raise InputError(
             f"outcome_reward {args.outcome_reward!r} is not among the rewards: {', '.join(names)}"
@@ -263,18 +283,17 @@ def load_run_config(directory: Path) -> dict[str, Any]:
         InputError: if the directory holds no run.
     """
     path = directory / RUN_CONFIG
-    if not path.is_file():
-        raise InputError(f"{directory} is not a run directory: {RUN_CONFIG} is missing")
+    if not path.exists():
+        where = f"{directory}{looked_in(directory)}"
+        raise InputError(f"{where} is not a run directory: {RUN_CONFIG} is missing")
     return read_yaml(path, dict[str, Any])
 
 
 def recorded_dtype(directory: Path) -> str | None:
     """Read the dtype that a run resolved to, or None if the run has not recorded it."""
     path = directory / ENVIRONMENT
-    if not path.is_file():
-        return None
-    return read_json(path, _Environment).dtype
+    return read_json(path, _Environment).dtype if path.exists() else None
 
 
 class _Environment(Schema):
-    dtype: str | None = None
+    dtype: Annotated[str, one_of("float32", "bfloat16", "float16")] | None = None

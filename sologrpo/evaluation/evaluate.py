@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -21,7 +22,7 @@ from sologrpo.evaluation.completion_log import CompletionLog, Completions, open_
 from sologrpo.evaluation.generators import Generator
 from sologrpo.evaluation.identity import describe_identity
 from sologrpo.evaluation.precisions import add_adapter, describe_precision, load_untrained
-from sologrpo.files import EVALUATIONS, PRECISION_TABLE, write_atomically
+from sologrpo.files import EVALUATIONS, PRECISION_TABLE, inside, make_folder, write_atomically
 from sologrpo.model.memory import is_out_of_memory, release_unused
 from sologrpo.sampling.generation import Completion, generate_greedily
 from sologrpo.scoring.records import (
@@ -61,9 +62,10 @@ def evaluate_models(
         adapter, the model alone.
 
     Raises:
-        InputError: if a model or adapter cannot be loaded, or `--resume` finds an evaluation with
-            other settings.
+        InputError: if nothing can be written, a model or adapter cannot be loaded, or `--resume`
+            finds an evaluation with other settings.
     """
+    make_folder(_folder_of(settings))
     model = load_untrained(settings)
     if settings.adapter is None:
         return {settings.label: evaluate(model, tokenizer, dataset, settings)}
@@ -100,7 +102,7 @@ def evaluate_precisions(
         evaluated[precision] = evaluate_models(now, tokenizer, dataset)[label]
         release_unused()
     comparison = compare_precisions(evaluated, settings.trained_precision)
-    path = settings.output_dir / EVALUATIONS / PRECISION_TABLE
+    path = inside(settings.output_dir, EVALUATIONS, PRECISION_TABLE)
     write_atomically(path, json.dumps(comparison, indent=2))
     return comparison
 
@@ -134,7 +136,7 @@ def evaluate(
         settings.engine, settings.seed, settings.temperature, settings.top_p,
     )  # fmt: skip
     identity = describe_identity(model, tokenizer, settings, problems)
-    folder = settings.output_dir / EVALUATIONS / settings.label
+    folder = _folder_of(settings)
     log = open_log(folder, identity, settings.resume)
     complete_all(generator, prompts, log, settings.num_samples)
 
@@ -157,6 +159,10 @@ def evaluate(
     write_evaluated(folder, evaluated)
     log.delete()
     return evaluated
+
+
+def _folder_of(settings: EvaluationSettings) -> Path:
+    return inside(settings.output_dir, EVALUATIONS, settings.label)
 
 
 def evaluate_greedily(

@@ -7,7 +7,6 @@ Everything is saved on disk before it is pushed. A second call with the same ada
 reuses what it finds there.
 """
 
-import json
 import math
 import os
 import shutil
@@ -25,7 +24,6 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
 from sologrpo.config.export import DEQUANTISED, ORIGINAL, ExportArguments
-from sologrpo.config.parsing import load_run_config
 from sologrpo.console import print_line, quiet_libraries
 from sologrpo.data.dataset import load_train_and_validation
 from sologrpo.device import prepare_cpu
@@ -41,11 +39,12 @@ from sologrpo.export.folders import (
 from sologrpo.export.hub import HubError, check_repository_name, open_repository, push_folder
 from sologrpo.export.model_card import write_card
 from sologrpo.export.parity import Gap, ParityCheck, gap_table, parity_failure
-from sologrpo.files import ADAPTER, EVALUATIONS, RESULTS, write_atomically
+from sologrpo.files import ADAPTER, EVALUATIONS, RESULTS, inside, make_folder
 from sologrpo.manifest import MANIFEST, write_manifest
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.memory import release_unused
 from sologrpo.model.merging import check_adapter, dequantize, merge_adapter, save_4bit, save_merged
+from sologrpo.scoring.records import read_results, write_results
 
 REQUANTISED = "4bit"
 
@@ -114,11 +113,13 @@ def begin_export(settings: EvaluationSettings) -> Export | None:
     check_adapter(settings.adapter, settings.model.model_name_or_path)
     if arguments.push_to_hub:
         check_repository_name(arguments.push_to_hub)
-    folders = _model_folders(arguments, settings.output_dir / "export")
+    folders = _model_folders(arguments, inside(settings.output_dir, "export"))
     made_from = fingerprint(settings)
     finished = {kind: finished_gaps(folder, made_from) for kind, folder in folders.items()}
     problems = _load_problems(settings) if None in finished.values() else None
     repository = None
+    for kind in (kind for kind, gaps in finished.items() if gaps is None):
+        make_folder(folders[kind].absolute().parent)
     if arguments.push_to_hub and not arguments.dry_run:
         repository = open_repository(arguments.push_to_hub, arguments.private)
     return Export(settings, settings.adapter, folders, finished, problems, repository)
@@ -141,7 +142,7 @@ def _load_problems(settings: EvaluationSettings) -> Dataset:
     """
     tokenizer = load_tokenizer(str(settings.model.model_name_or_path), settings.trust_remote_code)
     # The seed of the training decides which rows were held out.
-    seed = load_run_config(settings.run).get("seed") if settings.run else None
+    seed = settings.training_seed
     train, validation = load_train_and_validation(
         settings.data, tokenizer, settings.seed if seed is None else seed
     )
@@ -166,7 +167,7 @@ def export_and_push(export: Export, console: Console) -> None:
         _print_gaps(console, gaps)
         _add_to_results(export, gaps)
     if arguments.pushed == "adapter":
-        target = export.settings.output_dir / "export" / ADAPTER
+        target = inside(export.settings.output_dir, "export", ADAPTER)
         folders["adapter"] = copy_adapter(export.adapter, target, arguments.base_model)
     for kind, folder in folders.items():
         write_card(
@@ -304,15 +305,15 @@ def _print_gaps(console: Console, gaps: Sequence[Gap]) -> None:
 
 def _add_to_results(export: Export, gaps: Sequence[Gap]) -> None:
     """Add the comparison to the trained model's results, if it was evaluated."""
-    path = export.settings.output_dir / EVALUATIONS / export.settings.label / RESULTS
-    if not path.is_file():
+    path = inside(export.settings.output_dir, EVALUATIONS, export.settings.label, RESULTS)
+    results = read_results(path)
+    if not results:
         return
-    results = json.loads(path.read_text(encoding="utf-8"))
     results["merge_parity"] = {
         "kept": _closest_merge(gaps),
         "gaps": [gap.model_dump() for gap in gaps],
     }
-    write_atomically(path, json.dumps(results, indent=2))
+    write_results(path, results)
 
 
 @one_line_errors

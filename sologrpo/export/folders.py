@@ -4,7 +4,6 @@ A model is saved in an unfinished folder next to its target and moved when it is
 records what it was made from, so that a second call with the same adapter and flags finds it.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ from sologrpo.files import (
     inside,
     write_atomically,
 )
-from sologrpo.manifest import damage, write_manifest
+from sologrpo.manifest import damage, sha256, write_manifest
 from sologrpo.model.merging import check_adapter
 from sologrpo.schema import Schema, advising, read_json
 
@@ -44,9 +43,8 @@ class _Marker(Schema):
 def fingerprint(settings: EvaluationSettings) -> dict[str, Any]:
     """Describe everything that a saved model depends on, to compare two exports."""
     assert settings.adapter is not None
-    weights = settings.adapter / ADAPTER_WEIGHTS
     return {
-        "adapter_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "adapter_sha256": sha256(settings.adapter / ADAPTER_WEIGHTS),
         "base_model": public_name(str(settings.model.model_name_or_path)),
         "base_revision": settings.model.model_revision,
         "dtype": str(settings.model.dtype),
@@ -91,6 +89,7 @@ def unfinished_folder(target: Path, kind: str) -> Path:
     Raises:
         InputError: if nothing can be written there.
     """
+    target = target.resolve()  # "." has no name
     return _empty_folder(target.with_name(f".{target.name}.{kind}.unfinished"))
 
 

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from accelerate import init_empty_weights
-from peft import PeftModel, get_peft_model
+from peft import PeftModel
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
-from trl import ModelConfig, get_peft_config
+from transformers import BitsAndBytesConfig
+from trl import ModelConfig
 
 from sologrpo.config.arguments import SoloGRPOConfig
-from sologrpo.errors import BROKEN_FILE
-from sologrpo.model.loading import cannot_load, pick_dtype
+from sologrpo.model.loading import pick_dtype
 from sologrpo.model.merging import merged_bytes
 from sologrpo.sampling.sampler import bytes_of_row
 
@@ -68,30 +66,20 @@ class Footprint:
     context: int | None
 
 
-def footprint(model_args: ModelConfig, trust_remote_code: bool = False) -> Footprint:
+def footprint(policy: PeftModel, model_args: ModelConfig) -> Footprint:
     """Compute the sizes of a model that is built without its weights.
 
     Args:
-        model_args: name, dtype, quantisation and adapter.
-        trust_remote_code: whether to run the model's own code.
-
-    Raises:
-        InputError: if the model has no readable config.
+        policy: of `build_policy`.
+        model_args: dtype and quantisation.
     """
     dtype = pick_dtype(model_args.dtype)
-    model = _without_weights(model_args, dtype, trust_remote_code)
-    config = model.config.get_text_config()
-    total = sum(p.numel() for p in model.parameters())
-    quantised = _quantised(model) if model_args.load_in_4bit else 0
+    config = policy.config.get_text_config()
+    trainable = sum(p.numel() for p in policy.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in policy.parameters()) - trainable
+    quantised = _quantised(policy) if model_args.load_in_4bit else 0
     nested = bool(model_args.use_bnb_nested_quant)
     weights = quantised * _nf4_bytes(nested) + (total - quantised) * dtype.itemsize
-
-    peft_config = get_peft_config(model_args)
-    policy = model
-    if peft_config is not None:
-        with init_empty_weights(include_buffers=True):
-            policy = get_peft_model(model, peft_config, autocast_adapter_dtype=False).to(dtype)
-    trainable = sum(p.numel() for p in policy.parameters() if p.requires_grad)
     activations = _activation_bytes(policy)
     # The rest, the embedding's output and the last norm, is small and counted with the layers.
     layer = activations // (PROBE_TOKENS * config.num_hidden_layers)
@@ -114,25 +102,7 @@ def footprint(model_args: ModelConfig, trust_remote_code: bool = False) -> Footp
     )
 
 
-def _without_weights(
-    model_args: ModelConfig, dtype: torch.dtype, trust_remote_code: bool
-) -> PreTrainedModel:
-    name = model_args.model_name_or_path
-    try:
-        config = AutoConfig.from_pretrained(
-            name, revision=model_args.model_revision, trust_remote_code=trust_remote_code
-        )
-    except BROKEN_FILE as error:
-        raise cannot_load(str(name), error) from error
-    with init_empty_weights(include_buffers=True):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=trust_remote_code
-        )
-    model.tie_weights()
-    return model
-
-
-def _activation_bytes(policy: PreTrainedModel | PeftModel) -> int:
+def _activation_bytes(policy: PeftModel) -> int:
     """Measure what the layers keep of `PROBE_TOKENS` for the backward pass, on the meta device."""
     weights = {p.untyped_storage()._cdata for p in policy.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
@@ -145,19 +115,22 @@ def _activation_bytes(policy: PreTrainedModel | PeftModel) -> int:
 
     ids = torch.zeros(1, PROBE_TOKENS, dtype=torch.long, device="meta")
     mask = torch.ones(1, 1, PROBE_TOKENS, PROBE_TOKENS, dtype=torch.bool, device="meta")
-    base = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+    base = policy.get_base_model()
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         base.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
     return sum(storage.nbytes() for storage in kept.values())
 
 
-def _quantised(model: torch.nn.Module) -> int:
+def _quantised(policy: PeftModel) -> int:
     """Count the weights that bitsandbytes quantises: linear layers without the LM head."""
     kept = BitsAndBytesConfig(load_in_4bit=True).llm_int8_skip_modules or ["lm_head"]
+    named = ((name.removesuffix(".base_layer"), m) for name, m in policy.named_modules())
     return sum(
         module.weight.numel()
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and name.rpartition(".")[2] not in kept
+        for name, module in named
+        if isinstance(module, torch.nn.Linear)
+        and ".lora_" not in name
+        and name.rpartition(".")[2] not in kept
     )
 
 

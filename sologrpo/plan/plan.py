@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
+from peft import PeftModel
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
@@ -42,6 +43,7 @@ def print_plan(
     model: ModelConfig,
     train_dataset: Dataset,
     tokenizer: PreTrainedTokenizerBase,
+    policy: PeftModel,
     rewards: Sequence[Reward] = (),
 ) -> None:
     """Print the plan of a run, with the batch arithmetic spelled out, and its likely problems.
@@ -56,6 +58,7 @@ def print_plan(
         model: to train.
         train_dataset: rows with their `prompt`.
         tokenizer: of the model.
+        policy: without weights, of `try_settings`.
         rewards: as loaded; scored in a dry run.
 
     Raises:
@@ -65,7 +68,7 @@ def print_plan(
     check_fills_a_batch(args, len(train_dataset))
     steps = optimizer_steps(args, len(train_dataset))
     lengths = prompt_lengths(train_dataset, tokenizer)
-    needs = compute_needs(args, model, lengths, steps)
+    needs = compute_needs(args, footprint(policy, model), lengths, steps)
     for name, text in plan_lines(run, args, model, lengths, needs):
         print_line(console, f"{name:<8} {text}")
     for text in (*shortages(needs, args, model), *suspicious_settings(run, args, steps, tokenizer)):
@@ -117,20 +120,19 @@ class Needs:
 
 
 def compute_needs(
-    args: SoloGRPOConfig, model: ModelConfig, lengths: Sequence[int], steps: int
+    args: SoloGRPOConfig, size: Footprint, lengths: Sequence[int], steps: int
 ) -> Needs:
     """Compute the needs of a run from the model's config.
 
     Args:
         args: of the trainer.
-        model: to train.
+        size: of the policy.
         lengths: tokens of each prompt.
         steps: optimizer steps of the run.
 
     Raises:
-        InputError: if there is no such model, or a prompt is longer than its context.
+        InputError: if a prompt is longer than the model's context.
     """
-    size = footprint(model, args.trust_remote_code)
     longest = max(lengths)
     if size.context is not None and longest >= size.context:
         raise InputError(

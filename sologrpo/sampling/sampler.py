@@ -147,7 +147,8 @@ class Sampler:
         accepted = [name for name in candidates if trials[name].failure is None] or [ADAPTER]
         fastest = max(accepted, key=lambda name: trials[name].tokens_per_second)
         found = "; ".join(f"{name} {trial}" for name, trial in trials.items())
-        logger.warning("sampling engine %s (%s)", fastest, found)
+        level = logging.INFO if accepted == candidates else logging.WARNING
+        logger.log(level, "sampling engine %s (%s)", fastest, found)
         return fastest
 
     def _merge_obstacle(self, model: Model) -> str | None:

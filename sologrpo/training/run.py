@@ -15,6 +15,8 @@ from trl import GRPOTrainer, ModelConfig, get_peft_config
 
 from rewards import Reward
 from sologrpo.config import RunArguments, SoloGRPOConfig
+from sologrpo.config.checks import refusing
+from sologrpo.config.parsing import without_credentials
 from sologrpo.errors import RunError
 from sologrpo.training.callbacks import ConsoleLog, MetricsFile, ValidateAtEnd
 from sologrpo.training.checkpoint import (
@@ -27,6 +29,9 @@ from sologrpo.training.diagnosis import Diagnosis
 from sologrpo.training.nonfinite import StopAtNonfiniteWeights
 from sologrpo.training.run_directory import OpenedRun
 from sologrpo.training.trainer import SoloGRPOTrainer
+
+# Raised by the constructors of TRL's and transformers' trainers for settings.
+REFUSED_SETTINGS = (ValueError, ImportError, NotImplementedError)
 
 
 def build_trainer(
@@ -48,28 +53,35 @@ def build_trainer(
         tokenizer: of the model.
         console: for the progress, one line per step, and warnings.
         callbacks: further ones, called last.
+
+    Raises:
+        InputError: if the trainer refuses the settings.
     """
     run, args, model_args = settings
     args.push_to_hub = False  # what transformers' push does badly, a callback does (export)
     trainer_class = SoloGRPOTrainer if run.trainer == "solo" else GRPOTrainer
-    trainer = trainer_class(
-        model=model,
-        reward_funcs=list(rewards),
-        args=args,
-        train_dataset=datasets[0],
-        eval_dataset=datasets[1],
-        processing_class=tokenizer,
-        peft_config=get_peft_config(model_args),
-        callbacks=[
-            StopAtNonfiniteWeights(),
-            FinishCheckpoints(args),  # before callbacks that send checkpoints elsewhere
-            MetricsFile(),
-            ConsoleLog(console),
-            Diagnosis(console, args.max_completion_length),
-            ValidateAtEnd(),
-            *callbacks,
-        ],
-    )
+    with refusing("the trainer refuses the settings", REFUSED_SETTINGS):
+        trainer = trainer_class(
+            model=model,
+            reward_funcs=list(rewards),
+            args=args,
+            train_dataset=datasets[0],
+            eval_dataset=datasets[1],
+            processing_class=tokenizer,
+            peft_config=get_peft_config(model_args),
+            callbacks=[
+                StopAtNonfiniteWeights(),
+                FinishCheckpoints(args),  # before callbacks that send checkpoints elsewhere
+                MetricsFile(),
+                ConsoleLog(console),
+                Diagnosis(console, args.max_completion_length),
+                ValidateAtEnd(),
+                *callbacks,
+            ],
+        )
+    for kept in (args, trainer.args):  # the client has the credentials; checkpoints and W&B do not
+        if kept.vllm_server_base_url:
+            kept.vllm_server_base_url = without_credentials(kept.vllm_server_base_url)
     trainer.remove_callback(PrinterCallback)  # prints each log as a dictionary
     trainer.remove_callback(ProgressCallback)
     return trainer

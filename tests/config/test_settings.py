@@ -33,7 +33,7 @@ HINTS = {
     for key, hint in get_type_hints(cls).items()
     if key in {field.name for field in fields(cls)}
 }
-# `rewards` and `worked_examples` are checked by their readers; the other is no option.
+# `rewards` and `worked_examples` are checked by their readers; the other is not an option.
 UNCHECKED = {"rewards", "worked_examples", "parallelism_config"}
 KEYS = sorted(HINTS.keys() - UNCHECKED)
 

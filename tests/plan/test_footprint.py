@@ -11,6 +11,7 @@ from trl import get_peft_config
 from sologrpo.config.parsing import parse_config
 from sologrpo.model.loading import count_parameters, keep_trainable_in_fp32, load_base_model
 from sologrpo.plan.footprint import FP32, disk_bytes, footprint, free_disk_bytes
+from sologrpo.plan.preflight import build_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ["--config", str(ROOT / "configs/quickstart.yaml")]
@@ -27,7 +28,7 @@ def test_sizes_are_those_of_the_loaded_model(
         *QUICKSTART, "--model_name_or_path", str(folder), "--dtype", "float32",
         "--load_in_4bit", str(four_bit), "--use_bnb_nested_quant", str(nested),
     ])  # fmt: skip
-    size = footprint(model_args)
+    size = footprint(build_policy(model_args), model_args)
     base = load_base_model(model_args)
     stored = sum(p.numel() * p.element_size() for p in base.parameters())
     scales = sum(
@@ -59,7 +60,7 @@ def test_the_8b_model_in_four_bits(tmp_path: Path) -> None:
         "--config", str(ROOT / "configs/llama3.1-8b.yaml"), "--model_name_or_path", str(tmp_path),
         "--dtype", "bfloat16",
     ])  # fmt: skip
-    size = footprint(model_args)
+    size = footprint(build_policy(model_args), model_args)
     assert size.total == 8_030_261_248  # as its model card has it
     # 32 layers of 218.1M weights in NF4, 1.05B in bf16.
     assert size.weights_bytes == pytest.approx(6.98e9 * 0.516 + 1.05e9 * 2, rel=0.01)
@@ -81,7 +82,7 @@ def test_the_8b_model_in_four_bits(tmp_path: Path) -> None:
 def test_disk(tiny_llama: Path, arguments: list[str], checkpoints: int) -> None:
     model = ["--model_name_or_path", str(tiny_llama)]
     _, args, model_args = parse_config([*QUICKSTART, *model, *arguments])
-    size = footprint(model_args)
+    size = footprint(build_policy(model_args), model_args)
     expected = checkpoints * size.checkpoint_bytes + FP32 * size.trainable
     assert disk_bytes(args, size, steps=100) == expected
 
@@ -97,4 +98,4 @@ def test_nothing_is_loaded(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("safetensors.safe_open", load)
     monkeypatch.setattr(torch, "load", load)
     _, _, model_args = parse_config([*QUICKSTART, "--model_name_or_path", str(tiny_llama)])
-    assert footprint(model_args).total > 0
+    assert footprint(build_policy(model_args), model_args).total > 0

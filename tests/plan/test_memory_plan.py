@@ -13,6 +13,7 @@ from sologrpo.config.parsing import parse_config
 from sologrpo.model.loading import keep_trainable_in_fp32, load_base_model
 from sologrpo.plan.footprint import Footprint, footprint
 from sologrpo.plan.memory_plan import MemoryPlan, memory_fix, plan_memory
+from sologrpo.plan.preflight import build_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 ARGUMENTS = ["--config", str(ROOT / "configs/quickstart.yaml"), "--dtype", "float32"]
@@ -37,7 +38,7 @@ def planned(*arguments: str) -> MemoryPlan:
 def test_activations_are_those_of_a_real_pass(request: pytest.FixtureRequest, family: str) -> None:
     folder = request.getfixturevalue(f"tiny_{family}")
     _, _, model_args = parse_config([*ARGUMENTS, "--model_name_or_path", str(folder)])
-    size = footprint(model_args)
+    size = footprint(build_policy(model_args), model_args)
     policy = get_peft_model(load_base_model(model_args), get_peft_config(model_args))
     keep_trainable_in_fp32(policy)
     weights = {p.untyped_storage().data_ptr() for p in policy.parameters()}

@@ -156,7 +156,7 @@ def test_in_half_precision_the_engines_are_compared(
 ) -> None:
     model, asked = half_precision
     sampler = Sampler("auto", scorer(model))
-    with caplog.at_level(logging.WARNING, "sologrpo.sampling.sampler"):
+    with caplog.at_level(logging.INFO, "sologrpo.sampling.sampler"):
         sampler.prepare(model, asked)
         sampler.prepare(model, asked)  # nothing more is said or tried
     (line,) = said_by("sologrpo.sampling.sampler", caplog)

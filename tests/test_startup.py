@@ -1,0 +1,183 @@
+"""The start and the end of a process: no noise of libraries, signals, output that nobody reads."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts import run_script, script_environment
+from sologrpo.errors import InputError, RunError, one_line_errors, printable
+
+# The quickstart as it is shipped, but for its sizes. The tiny model is as wrong as any other.
+SHORT = (
+    "--num_generations", "2", "--per_device_train_batch_size", "4", "--max_completion_length", "6",
+    "--max_steps", "2", "--save_steps", "1", "--warmup_steps", "1",
+)  # fmt: skip
+OUR_LINES = (
+    "device", "model", "adapter", "data", "rewards", "batch", "memory", "run", "disk", "warning",
+    "step", "report", "next",
+)  # fmt: skip
+NF4 = ("--load_in_4bit", "true")
+BF16 = ("--dtype", "bfloat16", "--gradient_checkpointing", "true")
+
+
+def quickstart(model: Path, run: Path, *more: str) -> list[str]:
+    """Return the arguments of a short quickstart on the tiny model."""
+    options = ["--config", "quickstart", "--model_name_or_path", str(model)]
+    return [*options, "--output_dir", str(run), *SHORT, *more]
+
+
+@pytest.mark.parametrize("more", [(), NF4, BF16], ids=["fp32", "nf4", "bf16"])
+def test_a_start_prints_only_our_lines(
+    more: tuple[str, ...], tiny_llama: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    trained = run_script("train", *quickstart(tiny_llama, run, *more), cwd=tmp_path)
+    assert trained.returncode == 0
+    assert [
+        line for line in trained.stderr.splitlines() if not line.startswith("sampling engine")
+    ] == []
+    lines = [line for line in trained.stdout.splitlines() if not line.startswith(str(run))]
+    assert {line.split()[0] for line in lines} <= set(OUR_LINES)  # paths may be lines of their own
+    if more == NF4:
+        command = ("--run", str(run), "--limit", "2", "--no_baseline")
+        assert run_script("evaluate", *command, cwd=tmp_path).stderr == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["doctor"], ["rewards"], ["rewards", "check", "--config", "quickstart"], ["recipes"]],
+    ids=" ".join,
+)
+def test_a_command_prints_nothing_on_stderr(command: list[str], tmp_path: Path) -> None:
+    done = sologrpo(*command, cwd=tmp_path)
+    assert done.communicate()[1] == ""
+
+
+def sologrpo(*arguments: str, cwd: Path, stdout: int = subprocess.PIPE) -> "subprocess.Popen[str]":
+    # A shell starts background jobs with Ctrl-C ignored, and they inherit that.
+    return subprocess.Popen(
+        [sys.executable, "-m", "sologrpo", *arguments], stdout=stdout, stderr=subprocess.PIPE,
+        stdin=subprocess.PIPE, text=True, cwd=cwd, env=script_environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+
+
+def stop(process: "subprocess.Popen[str]", number: signal.Signals) -> tuple[int, list[str]]:
+    """Send a signal; return the exit code and the lines of stderr."""
+    process.send_signal(number)
+    errors = process.communicate(timeout=120)[1].splitlines()
+    return process.returncode, errors
+
+
+def test_ctrl_c_at_any_moment_ends_in_one_line(tiny_llama: Path, tmp_path: Path) -> None:
+    command = ["train", *quickstart(tiny_llama, tmp_path / "whole")]
+    started = time.monotonic()
+    assert sologrpo(*command, cwd=tmp_path).wait() == 0
+    life = time.monotonic() - started
+    codes = []
+    for tenth in range(10):
+        command = ["train", *quickstart(tiny_llama, tmp_path / f"run-{tenth}")]
+        process = sologrpo(*command, cwd=tmp_path)
+        time.sleep(max(life * tenth / 10, 0.2))  # 0.2 s: Python has started
+        code, errors = stop(process, signal.SIGINT)
+        codes.append(code)
+        # While training, two lines precede it.
+        others = [line for line in errors if not line.startswith(("SIGINT: this step", "stopped"))]
+        assert others == (["error: stopped by Ctrl-C"] if code else [])
+    assert set(codes) <= {0, 130}  # 0: it was faster than the first time
+    assert codes.count(130) >= 8
+
+
+@pytest.mark.parametrize(
+    ("command", "seconds"),
+    [
+        (["evaluate", "--run", "x"], 1.0),
+        (["export", "--run", "x"], 1.0),
+        (["report", "x"], 0.3),
+        (["doctor"], 2.0),
+        (["rewards", "check", "--config", "quickstart"], 2.0),
+        (["model", "--out", "m"], 0.4),
+        (["rewards", "score", "--gold", "1"], 0.5),  # waits for its standard input
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_every_command_stops_in_one_line(
+    command: list[str], seconds: float, number: signal.Signals, tmp_path: Path
+) -> None:
+    process = sologrpo(*command, cwd=tmp_path)
+    time.sleep(seconds)
+    code, errors = stop(process, number)
+    name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+    assert errors == [f"error: stopped by {name}"]
+    assert code == 128 + number
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [["recipes"], ["rewards"], ["doctor"]], ids=" ".join)
+def test_a_reader_that_leaves_is_no_error(command: list[str], tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = sologrpo(*command, cwd=tmp_path, stdout=writing)
+    os.close(writing)
+    assert process.communicate()[1] == ""
+    assert process.returncode == 0
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+def raises(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (InputError("no model"), 2, "error: no model"),
+        (InputError("a\x1b[2Jb\nc\u202e"), 2, "error: a\\x1b[2Jb c\\u202e"),
+        (RunError("no signal"), 1, "error: no signal"),
+        (PermissionError(13, "Permission denied", "/etc/x"), 1, "error: cannot use /etc/x: Permi"),
+        (IsADirectoryError(21, "Is a directory", b"/tmp"), 1, "error: cannot use /tmp: Is a dire"),
+        (OSError(28, "No space left on device"), 1, "error: cannot write: [Errno 28]"),
+        (MemoryError(), 1, "error: out of memory"),
+        (KeyboardInterrupt(), 130, "error: stopped by Ctrl-C"),
+        (SystemExit(130), 130, "error: stopped by Ctrl-C"),
+    ],
+    ids=repr,
+)
+def test_a_known_error_is_one_line(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nested = one_line_errors(one_line_errors(raises))  # a script, called by `sologrpo`
+    with pytest.raises(SystemExit) as exit_info:
+        nested(error)
+    assert exit_info.value.code == code
+    printed = capsys.readouterr().err
+    assert printed.startswith(line)
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), AssertionError(), SystemExit(3)], ids=repr)
+def test_other_exceptions_pass(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(type(error)):
+        one_line_errors(raises)(error)
+    assert capsys.readouterr().err == ""
+
+
+def test_one_process_prints_the_error_of_all(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit):
+        one_line_errors(raises)(InputError("no model"))
+    assert capsys.readouterr().err == "process 1: no model\n"
+
+
+def test_printable_keeps_what_can_be_read() -> None:
+    assert printable("«runs/ä  日本» 18½") == "«runs/ä  日本» 18½"
