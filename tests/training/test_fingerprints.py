@@ -1,4 +1,4 @@
-"""A run that is resumed is made from what it was started with, or says what has changed."""
+"""A run that is resumed is made from what it was started with, or stops and names the change."""
 
 import json
 import shutil
