@@ -7,23 +7,33 @@ tokenizer's chat template renders, or plain text, or either. The gold answer nev
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import yaml
+from pydantic import BeforeValidator, ConfigDict
 
 from sologrpo.errors import InputError
+from sologrpo.schema import Schema, advising, parse, read_yaml, shown
 
 Message = dict[str, str]
 Prompt = list[Message] | str
 
 
-@dataclass(frozen=True)
-class WorkedExample:
+def _as_text(value: Any) -> Any:
+    """Take a number, as `answer: 34` is in YAML, as text."""
+    return str(value) if type(value) in (int, float) else value
+
+
+Text = Annotated[str, BeforeValidator(_as_text)]
+
+
+class WorkedExample(Schema):
     """A solved problem shown before the question, in the format that the model should use."""
 
-    question: str
-    thinking: str
-    answer: str
+    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
+
+    question: Text
+    thinking: Text
+    answer: Text
 
 
 @dataclass(frozen=True)
@@ -192,31 +202,19 @@ PROMPT_FORMATS: dict[str, PromptFormat] = {
 }
 
 
-def load_worked_examples(spec: Sequence[Any] | str | None) -> list[WorkedExample]:
+def load_worked_examples(spec: Any) -> list[WorkedExample]:
     """Read worked examples from the config's list, or from the YAML file that it names.
 
     Raises:
-        InputError: if the file is missing or an example lacks a field.
+        InputError: if the file cannot be read, or an example has other fields.
     """
     if not spec:
         return []
-    if isinstance(spec, list) and isinstance(spec[0], str):  # a command line makes lists
-        spec = spec[0]
-    if isinstance(spec, str):
-        path = Path(spec)
-        if not path.is_file():
-            raise InputError(f"worked_examples: no file {path}")
-        try:
-            spec = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise InputError(f"worked_examples: {path} is not valid YAML") from error
-    if spec is not None and not isinstance(spec, list):
-        raise InputError(f"worked_examples must be a list of examples, not {spec!r}")
-    return [_worked_example(i, fields) for i, fields in enumerate(spec or [], start=1)]
-
-
-def _worked_example(number: int, fields: Any) -> WorkedExample:
-    wanted = ("question", "thinking", "answer")
-    if not isinstance(fields, dict) or sorted(fields) != sorted(wanted):
-        raise InputError(f"worked example {number} must have exactly: {', '.join(wanted)}")
-    return WorkedExample(**{name: str(fields[name]).strip() for name in wanted})
+    if isinstance(spec, list) and isinstance(spec[0], str) and len(spec) == 1:
+        (spec,) = spec  # a command line makes lists
+    with advising("give a list of {question, thinking, answer}, or a YAML file with one"):
+        if not isinstance(spec, str):
+            return parse(list[WorkedExample], spec, "worked_examples")
+        if "\n" in spec or not Path(spec).suffix:
+            raise InputError(f"worked_examples: {shown(spec)} is not a file")
+        return read_yaml(Path(spec), list[WorkedExample])

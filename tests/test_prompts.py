@@ -210,7 +210,7 @@ def test_weights_are_counted_against_the_rewards_of_the_format() -> None:
 def test_unknown_prompt_format_in_a_file(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("prompt_format: r1\n", encoding="utf-8")
-    with pytest.raises(InputError, match="unknown prompt_format 'r1': use one of boxed, r1_zero"):
+    with pytest.raises(InputError, match="prompt_format: 'r1'; expected 'boxed'"):
         parse_config([*MODEL, "--config", str(config)])
 
 
@@ -262,8 +262,13 @@ def test_worked_examples_from_list_and_file_agree(tmp_path: Path) -> None:
     ("spec", "says"),
     [
         (["nowhere.yaml"], "no file nowhere.yaml"),
-        ([EXAMPLE, {"question": "2 + 2?", "answer": "4"}], "worked example 2"),
-        ([EXAMPLE | {"anwser": "24"}], "question, thinking, answer"),
+        (["Question: what is 2 + 2?"], "'Question: what is 2 + 2?' is not a file: give a list"),
+        (["a.yaml", "b.yaml"], "worked_examples: 0: 'a.yaml'; expected key: value pairs"),
+        ([EXAMPLE, {"question": "2 + 2?", "answer": "4"}], "worked_examples: 1.thinking: missing"),
+        ([EXAMPLE | {"anwser": "24"}], "0.anwser: unknown key: give a list of {question, thinking"),
+        ([EXAMPLE | {"answer": True}], "0.answer: True; expected a valid string"),
+        (EXAMPLE, "expected a valid list"),
+        (5, "worked_examples: 5; expected a valid list"),
     ],
 )
 def test_bad_worked_examples(spec: list[object], says: str) -> None:

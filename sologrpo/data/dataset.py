@@ -1,28 +1,61 @@
 """Data sets: from a hub name, folder or file to rows with `prompt`, `answer` and other columns."""
 
-import json
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets import Dataset, IterableDataset, load_dataset
-from datasets.exceptions import DatasetNotFoundError
+from datasets.exceptions import DatasetsError
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from rewards.grading import parse_gold
 from sologrpo.config.arguments import RunArguments
 from sologrpo.errors import InputError, first_line
-from sologrpo.files import BUNDLED
+from sologrpo.files import BUNDLED, check_name
+from sologrpo.hub import check_hub, why_not_found
 from sologrpo.prompts import PROMPT_FORMATS, Prompt, PromptFormat, load_worked_examples
+from sologrpo.schema import (
+    Schema,
+    advising,
+    numbered_lines,
+    parse,
+    parse_json,
+    read_bytes,
+    read_text,
+)  # fmt: skip
+from sologrpo.scoring.records import Gold
 
 logger = logging.getLogger(__name__)
 
 FILE_TYPES = (".jsonl", ".json", ".parquet")
 QUICKSTART = "quickstart"  # the problems that travel with the package
 HUB_CONFIGS = {"openai/gsm8k": "main"}  # this data set has no default configuration
+# Columns that prompts, TRL 1.16 (grpo_trainer.py:1584-1627, 2336-2403) or the object of a reward
+# use: one of a data set would be lost, or end the run.
+RESERVED = (
+    "prompt", "prompt_format", "prompts", "completion", "completions", "completion_ids",
+    "trainer_state", "log_extra", "log_metric", "environment", "environments", "image", "images",
+    "self",
+)  # fmt: skip
+# Raised for a table that is damaged, or holds what a data set cannot.
+UNREADABLE = (
+    pa.ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError,
+    NotImplementedError,
+)  # fmt: skip
+ROW_FORM = 'write {"question": …, "answer": "… #### 42"}: docs/configuration.md, Data'
+
+
+class _Row(Schema):
+    """A row of a data set; rewards may use further columns."""
+
+    question: str
+    answer: Gold
+    kind: str | None = None
 
 
 def load_rows(name: str, split: str, config: str | None = None) -> Dataset:
@@ -40,27 +73,27 @@ def load_rows(name: str, split: str, config: str | None = None) -> Dataset:
     Raises:
         InputError: if no data is found, or a row has no gold answer after `####`.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # unlike pathlib's, keeps the name of an unknown user
     if name == QUICKSTART and not path.exists():
         path = BUNDLED / QUICKSTART
     rows = _load_local(path, split) if path.exists() else _load_from_hub(name, split, config)
-    _check_schema(rows, name, split)
-    return rows
+    _check_schema(rows, f"{name} ({split})")
+    return rows if isinstance(rows, Dataset) else _from_rows(rows, name)
 
 
-def _load_local(path: Path, split: str) -> Dataset:
+def _load_local(path: Path, split: str) -> Dataset | list[dict[str, Any]]:
     files = [path] if path.is_file() else _files_of_split(path, split)
     suffix = files[0].suffix
     if suffix not in FILE_TYPES:
         raise InputError(f"{path}: expected one of {', '.join(FILE_TYPES)}")
+    if suffix != ".parquet":
+        return [row for file in files for row in _read_json(file)]
     try:
-        if suffix != ".parquet":
-            return _from_rows([row for file in files for row in _read_json(file)])
-        data_files = [str(file) for file in files]
-        return load_dataset("parquet", data_files=data_files, split="train")
+        tables = [pq.ParquetFile(pa.BufferReader(read_bytes(file))).read() for file in files]
+        return Dataset(pa.concat_tables(tables))
     except InputError:
         raise
-    except Exception as error:  # datasets wraps every reader's own exceptions in several layers
+    except UNREADABLE as error:
         raise InputError(f"cannot read {files[0]}: {first_line(error)}") from error
 
 
@@ -70,32 +103,31 @@ def _read_json(file: Path) -> list[dict[str, Any]]:
     `load_dataset("json")` gives no line number in its errors, and pyarrow 26.0 crashes the process
     at a line that is `null`.
     """
-    text = file.read_text(encoding="utf-8")
-    if text.lstrip().startswith("["):
-        numbered = list(enumerate(json.loads(text), start=1))
+    if not (text := read_text(file)).lstrip().startswith("["):
+        lines = [(where, parse_json(line, where)) for where, line in numbered_lines(file)]
     else:
-        numbered = []
-        # Not `splitlines`, which also breaks at characters that JSON may hold as they are.
-        for number, line in enumerate(text.split("\n"), start=1):
-            try:
-                numbered += [(number, json.loads(line))] if line.strip() else []
-            except ValueError as error:
-                raise InputError(f"cannot read {file}, line {number}: {error}") from error
-    for number, row in numbered:
-        if not isinstance(row, dict):
-            raise InputError(
-                f'cannot read {file}, line {number}: write {{"question": …, "answer": …}}, not '
-                f"{json.dumps(row)[:40]}"
-            )
-    return [row for _, row in numbered]
+        lines = [(f"{file}, row {n}", row) for n, row in enumerate(parse_json(text, file), start=1)]
+    with advising(ROW_FORM):
+        return [parse(dict[str, Any], row, where) for where, row in lines]
 
 
-def _from_rows(rows: list[dict[str, Any]]) -> Dataset:
-    names = dict.fromkeys(name for row in rows for name in row)  # of all rows, in order
-    return Dataset.from_dict({name: [row.get(name) for row in rows] for name in names})
+def _from_rows(rows: list[dict[str, Any]], name: str) -> Dataset:
+    columns = {}
+    for column in _columns(rows):
+        try:
+            columns[column] = pa.array([row.get(column) for row in rows])
+        except UNREADABLE as error:
+            raise InputError(f"{name}: column {column!r}: {first_line(error)}") from error
+    return Dataset(pa.table(columns))
+
+
+def _columns(rows: list[dict[str, Any]]) -> list[str]:
+    """List the names in all rows, in order."""
+    return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
+    check_name(split, "split")
     for suffix in FILE_TYPES:
         for pattern in (f"{split}{suffix}", f"{split}-*{suffix}"):
             if files := sorted(folder.glob(pattern)):
@@ -104,32 +136,34 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
 
 
 def _load_from_hub(name: str, split: str, config: str | None) -> Dataset:
+    check_hub(name)
     try:
         return load_dataset(name, config or HUB_CONFIGS.get(name), split=split)
-    except (DatasetNotFoundError, ConnectionError, OSError, ValueError) as error:
+    except (DatasetsError, OSError, ValueError, RuntimeError, LookupError) as error:
         raise InputError(
-            f"cannot load dataset {name!r} (split {split!r}): no such local path, and the hub "
-            f"says: {first_line(error)}; a folder with {split}.jsonl works without a hub: "
-            "--dataset_name path/to/folder"
+            f"cannot load dataset {name!r} (split {split!r}): {why_not_found(name, error)}; a "
+            f"folder with {split}.jsonl works without a hub: --dataset_name path/to/folder"
         ) from error
 
 
-def _check_schema(rows: Dataset, name: str, split: str) -> None:
+def _check_schema(rows: Dataset | list[dict[str, Any]], where: str) -> None:
     if not len(rows):
-        raise InputError(f"{name} ({split}) has no rows")
-    missing = [column for column in ("question", "answer") if column not in rows.column_names]
+        raise InputError(f"{where} has no rows")
+    columns = rows.column_names if isinstance(rows, Dataset) else _columns(rows)
+    missing = [column for column in ("question", "answer") if column not in columns]
     if missing:
         raise InputError(
-            f"{name} ({split}) has no column {' and no '.join(missing)}; "
-            f"it has {', '.join(rows.column_names)}"
+            f"{where} has no column {' and no '.join(missing)}; it has {', '.join(columns)}"
         )
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row["question"], str):
-            raise InputError(f"{name} ({split}), row {number}: question must be a string")
-        try:
-            parse_gold(row["answer"])
-        except (ValueError, TypeError, AttributeError) as error:
-            raise InputError(f"{name} ({split}), row {number}: {first_line(error)}") from error
+    if taken := [column for column in RESERVED if column in columns]:
+        raise InputError(
+            f"{where}: the trainer uses the name of column {taken[0]!r} itself: rename or remove it"
+        )
+    if isinstance(rows, Dataset):
+        rows = rows.select_columns([name for name in _Row.model_fields if name in columns])
+    with advising(ROW_FORM):
+        for number, row in enumerate(rows, start=1):
+            parse(_Row, row, f"{where}, row {number}")
 
 
 def build_prompts(

@@ -165,7 +165,9 @@ def solution_of(answer: str) -> str:
 
 def render(prompt_format: PromptFormat, reasoning: str, answer: str) -> str:
     """Write a completion in the prompt's format."""
-    return prompt_format.render_example(WorkedExample("", reasoning, answer))
+    return prompt_format.render_example(
+        WorkedExample(question="", thinking=reasoning, answer=answer)
+    )
 
 
 def varied_rows(golds: Sequence[str]) -> list[int]:

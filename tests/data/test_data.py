@@ -13,6 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from sologrpo.config.arguments import RunArguments
 from sologrpo.data.dataset import (
+    RESERVED,
     build_prompts,
     describe_lengths,
     load_rows,
@@ -53,16 +54,32 @@ def test_folder_gives_the_split_asked_for(tiny_data: Path) -> None:
     assert test["question"] == [row["question"] for row in rows(6, offset=12)]
 
 
+ADVICE = 'write {"question": …, "answer": "… #### 42"}: docs/configuration.md, Data'
 BAD_FILES = [  # name, content, and what the message says
-    ("a.jsonl", [{"answer": "it is 12"}], "a.jsonl (train), row 3: gold answer has no '####'"),
-    ("a.jsonl", [{"answer": "#### twelve"}], "row 3: gold answer must be an integer, not 'twelve'"),
-    ("a.jsonl", [{"answer": "#### 1.5"}], "row 3: gold answer must be an integer, not '1.5'"),
-    ("a.jsonl", [{"answer": None}], "a.jsonl (train), row 3"),
-    ("a.jsonl", [{"question": None}], "a.jsonl (train), row 3: question must be a string"),
+    ("a.jsonl", [{"answer": "12"}], "a.jsonl (train), row 3: answer: gold answer has no '####'"),
+    ("a.jsonl", [{"answer": "12"}], ADVICE),
+    ("a.jsonl", [{"answer": "#### twelve"}], "row 3: answer: gold answer must be an integer, not"),
+    ("a.jsonl", [{"answer": "#### 1.5"}], "row 3: answer: gold answer must be an integer, not"),
+    ("a.jsonl", [{"answer": None}], "row 3: answer: None; expected a valid string"),
+    ("a.jsonl", [{"question": None}], "row 3: question: None; expected a valid string"),
+    ("a.jsonl", [{"kind": ["add", "share"]}], "row 3: kind: ['add', 'share']; expected"),
+    ("a.jsonl", [{"kind": 3}], "row 3: kind: 3; expected a valid string"),
+    *(("a.jsonl", [{name: "x"}], f"name of column '{name}'") for name in RESERVED),
     ("a.jsonl", '{"problem": "2 + 2?", "answer": "#### 4"}', "no column question; it has problem,"),
+    (
+        "a.jsonl",
+        '{"question": "a", "question": "b"}',
+        "line 1 is not valid JSON: the key 'question'",
+    ),
+    ("a.jsonl", "null", f"a.jsonl, line 1: None; expected key: value pairs: {ADVICE}"),
+    ("a.json", "[[1]]", f"a.json, row 1: [1]; expected key: value pairs: {ADVICE}"),
+    ("a.jsonl", [{"id": 1}, {"id": "b"}], "a.jsonl: column 'id': "),
+    ("a.jsonl", '{"question": "\\ud800", "answer": "#### 4"}', "a.jsonl: column 'question': "),
     ("rows.csv", "question,answer", "rows.csv: expected one of .jsonl, .json, .parquet"),
     ("a.jsonl", "{ not json", "a.jsonl, line 1"),
-    ("a.jsonl", "", "a.jsonl (train) has no rows"),
+    ("a.jsonl", "", "a.jsonl is empty"),
+    ("a.json", "[]", "a.json (train) has no rows"),
+    ("a.parquet", "PAR1 no table", "cannot read"),
 ]
 
 
@@ -73,10 +90,48 @@ def test_bad_file_is_named_with_its_row(
     file = tmp_path / name
     if isinstance(content, str):
         file.write_text(content + "\n", encoding="utf-8")
-    else:  # rows of which the third is bad
-        write_rows(file, [*rows(2), rows(3)[2] | content[0], *rows(1)])
+    else:  # rows of which the last two are bad
+        write_rows(file, [*rows(2), rows(3)[2] | content[0], rows(1)[0] | content[-1]])
     with pytest.raises(InputError, match=re.escape(says)):
         load_rows(str(file), "train")
+
+
+@pytest.mark.parametrize("position", [0, 4, 40, 2000, -400, -8])
+def test_a_damaged_table_is_refused(tmp_path: Path, position: int) -> None:
+    path = tmp_path / "train.parquet"
+    Dataset.from_list(rows(400)).to_parquet(str(path))
+    content = bytearray(path.read_bytes())
+    for i in range(position % len(content), len(content))[:300]:
+        content[i] = 0
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"train\.parquet"):
+        load_rows(str(tmp_path), "train")
+
+
+@pytest.mark.parametrize("name", ["a[b]", "kind=3", "a*b", "a b", "é", "x::y", "~nobody"])
+def test_a_folder_of_any_name_is_read(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).mkdir()
+    Dataset.from_list(rows(3)).to_parquet("table")
+    Path("table").rename(f"{name}/train-00000-of-00001.parquet")
+    assert load_rows(name, "train").to_list() == rows(3)
+
+
+@pytest.mark.parametrize("split", ["../train", "/etc/passwd", "*", "", "a\0b", "t" * 300])
+def test_a_split_is_a_name(tiny_data: Path, split: str) -> None:
+    with pytest.raises(InputError, match="split"):
+        load_rows(str(tiny_data), split)
+
+
+@pytest.mark.parametrize("name", ["data/mine/train", "../no/such", "/no/such", "a b"])
+def test_a_name_that_the_hub_cannot_have_is_refused_at_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sologrpo.data.dataset.load_dataset", pytest.fail)
+    with pytest.raises(InputError, match=r"there is no .* and a name on the Hub is USER/NAME"):
+        load_rows(name, "train")
 
 
 def test_folder_without_the_split(tiny_data: Path) -> None:

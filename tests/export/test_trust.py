@@ -258,7 +258,7 @@ def test_links_out_of_a_run_are_not_followed_to_write(
     assert [path.name for path in outside.rglob("*")] == ["trained", "results.json"]
 
 
-def test_a_secret_behind_a_link_is_not_pushed(there: Path, capfd: pytest.CaptureFixture[str],
+def test_a_secret_that_a_link_leads_to_is_not_pushed(there: Path, capfd: pytest.CaptureFixture[str],
                                               tiny_llama: Path) -> None:  # fmt: skip
     change_run(there, model_name_or_path=str(tiny_llama))
     (there.parent / "id_rsa").write_text("secret")

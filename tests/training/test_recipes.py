@@ -269,10 +269,8 @@ def test_two_processes_take_twice_the_completions(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("--num_generations 1", "at least 2"),
-        ("--per_device_train_batch_size 0", "per_device_train_batch_size 0"),
-        ("--num_iterations 0", "num_iterations 0"),
-        ("--generation_batch_size 0", "generation_batch_size 0"),
+        ("--num_generations 1", "num_generations: 1; expected 2 to"),
+        ("--per_device_train_batch_size 0", "per_device_train_batch_size: 0; expected 1 to"),
         ("--generation_batch_size 64 --steps_per_generation 2", "give one"),
     ],
 )
