@@ -76,7 +76,7 @@ ROUND = [
     for _ in range(share)
 ]
 random.Random(0).shuffle(ROUND)  # so that a part of a round has something of everything
-REAL = 20  # every 20th case is typed as in the README, into a process of its own
+REAL = 20  # every 20th case is typed as in the README, and runs as a separate process
 
 # Files that a call cannot do without, below the folders that it reads.
 ADAPTER_FILES = {f"{RUN}/adapter/{name}" for name in ("adapter_config.json",
@@ -118,7 +118,7 @@ class Case:
 
     @property
     def real(self) -> bool:
-        """Whether it is a process of its own, typed as in the README."""
+        """Return whether it runs in its own process, typed as in the README."""
         return self.number > 0 and self.number % REAL == 0
 
 

@@ -176,13 +176,13 @@ def damage(path: Path, rng: random.Random) -> str:
 
 # -- a config ------------------------------------------------------------------------------------
 
-KEYS = ("1", "yes", "null", "1.5", "[a]", "{a: 1}", "2020-01-01")  # no texts in YAML
+KEYS = ("1", "yes", "null", "1.5", "[a]", "{a: 1}", "2020-01-01")  # not text in YAML
 UNKNOWN = ("lerning_rate", "x", "π", "__class__", "model name")
 # What to do to the text of a mapping; all of these are known to be bad.
 TEXTS: dict[str, Callable[[str, random.Random], str | bytes]] = {
     "duplicate key": lambda text, rng: text + rng.choice(_top_level(text)),
     "unknown key": lambda text, rng: f"{text}{rng.choice(UNKNOWN)}: 1\n",
-    "key that is no text": lambda text, rng: f"{text}{rng.choice(KEYS)}: 1\n",
+    "key that is not text": lambda text, rng: f"{text}{rng.choice(KEYS)}: 1\n",
     "UTF-16": lambda text, rng: text.encode("utf-16"),
     "Latin-1": lambda text, rng: text.encode() + b"# caf\xe9\n",
     "NUL": lambda text, rng: text + "\x00",
@@ -220,7 +220,7 @@ COLUMNS = (
 
 
 def spoil_rows(path: Path, rng: random.Random) -> tuple[str, bool]:
-    """Give a column of some rows another value; say what, and whether that is known to be bad."""
+    """Give a column of some rows another value; name it, and tell whether that is known to be bad."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     column = rng.choice(COLUMNS)
     sort, value = rng.choice(sorted(objects(rng).items()))

@@ -1,4 +1,4 @@
-"""What no command line may do, whatever was typed or damaged."""
+"""Find what a command line must never do, whatever was typed or damaged."""
 
 import os
 import re
@@ -72,7 +72,7 @@ def _output_faults(case: Case, ended: Ended) -> list[str]:
     text = f"{ended.out}\n{ended.err}"
     errors = re.findall(r"^error:(.*)$", text, re.MULTILINE)
     found = []
-    # Of a reward that raises, the frames of its own module are shown.
+    # Of a reward that raises, the frames in its module are shown.
     shown = case.kind == "reward" and all("my_rewards" in path for path in FRAME.findall(text))
     if (
         TRACEBACK in text
@@ -108,7 +108,7 @@ def _file_faults(case: Case, before: Mapping[str, Entry], after: Mapping[str, En
         path for path, entry in before.items()
         if path.startswith(SAVED) and entry.kind == "file" and entry.content not in kept
     ]  # fmt: skip
-    if case.command == "train" and "--resume" in case.argv:  # the run goes on
+    if case.command == "train" and "--resume" in case.argv:  # the run continues
         lost = [path for path in lost if f"{RUN}/adapter" not in path]
     if lost and "save_total_limit" not in case.what:
         found.append(f"lost {min(lost)}")

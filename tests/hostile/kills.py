@@ -71,7 +71,7 @@ def works() -> dict[str, list[Work]]:
 
 @dataclass(frozen=True)
 class Killed:
-    """How often a work was killed, after how many seconds, and what differs at its end."""
+    """Record the seconds after which a work was killed, and what differs at its end."""
 
     work: str
     moments: tuple[float, ...]
@@ -89,7 +89,7 @@ class Killer:
             self._free.put(server)
 
     def kill(self, seed: int, command: str, kills: int) -> list[Killed]:
-        """Kill one command until it was killed so many times."""
+        """Kill one command this many times, and resume it after each."""
         rng = random.Random(f"{seed} {command}")
         plan = []
         while kills > 0:

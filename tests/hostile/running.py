@@ -19,7 +19,7 @@ from server import ROOT, Ended, Job, Server
 # The Hub of a machine without a network: nothing answers there.
 NO_HUB = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
 
-IMPORTS = 60.0  # seconds that a process of its own may take longer
+IMPORTS = 60.0  # seconds that a separate process may take longer
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Result:
 
 
 class Range:
-    """Where cases are run: a folder to copy, and servers."""
+    """Run cases in copies of one folder, on several servers."""
 
     def __init__(self, scratch: Path, workers: int, timeout: float) -> None:
         self.scratch, self.timeout = scratch, timeout
@@ -95,7 +95,7 @@ class Range:
 
 
 def quick_numbers(count: int) -> Sequence[int]:
-    """Number cases of which one is a process of its own, for tests that have to be fast."""
+    """Number cases of which one is a separate process, for tests that have to be fast."""
     return [REAL, *islice((n for n in range(1, count * 2) if n % REAL), count - 1)]
 
 

@@ -111,7 +111,7 @@ def copy(original: Path, to: Path) -> Path:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a file, folder or link is, and a hash of what it holds."""
+    """Describe a file, folder or link: its kind, and a hash of its content."""
 
     kind: str
     content: str

@@ -1,7 +1,7 @@
 """Run command lines of the project quickly: in forks of a process that has imported everything.
 
 Importing torch, transformers and TRL takes seconds; a fork has them at once. A job with `command`
-is a program of its own instead, started as a user does.
+is a separate program instead, started as a user does.
 """
 
 import atexit
@@ -55,7 +55,7 @@ class Job:
 
 @dataclass
 class Ended:
-    """How a job ended: `code` is negative for a signal; `interrupted` after the timeout."""
+    """Describe the end of a job: `code` is negative for a signal, `interrupted` set by a timeout."""
 
     code: int
     seconds: float
@@ -146,7 +146,7 @@ def wait_for(pid: int, job: Job) -> dict[str, Any]:
             _signal(pid, signal.SIGINT if interrupts < 2 else signal.SIGKILL)
             interrupts += 1
         time.sleep(PATIENCE)
-    _signal(pid, signal.SIGKILL)  # children that outlive it
+    _signal(pid, signal.SIGKILL)  # children that survive it
     code = os.waitstatus_to_exitcode(status)
     return {"code": code, "seconds": round(seconds, 2), "interrupted": bool(interrupts)}
 

@@ -111,7 +111,7 @@ def texts(rng: random.Random) -> dict[str, str]:
 
 
 def bad_text(setting: Setting, text: str, must_exist: bool) -> str | None:
-    """Say why a text cannot be right for a setting on the command line; None if it may be."""
+    """Return the reason that a text is wrong for a setting on the command line, or None."""
     if setting.switch:
         return None
     if setting.kind in ("int", "float"):
@@ -180,7 +180,7 @@ def objects(rng: random.Random) -> dict[str, Any]:
 
 
 def bad_object(setting: Setting, value: Any, must_exist: bool) -> str | None:
-    """Say why a value cannot be right for a setting in YAML; None if it may be."""
+    """Return the reason that a value is wrong for a setting in YAML, or None."""
     if value is None:
         return None
     if isinstance(value, str):
