@@ -220,7 +220,7 @@ COLUMNS = (
 
 
 def spoil_rows(path: Path, rng: random.Random) -> tuple[str, bool]:
-    """Give a column of some rows another value; name it, and tell whether that is known to be bad."""
+    """Spoil a column of some rows; name what, and tell whether it is known to be bad."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     column = rng.choice(COLUMNS)
     sort, value = rng.choice(sorted(objects(rng).items()))

@@ -55,7 +55,7 @@ class Job:
 
 @dataclass
 class Ended:
-    """Describe the end of a job: `code` is negative for a signal, `interrupted` set by a timeout."""
+    """Describe the end of a job: `code` is negative for a signal; a timeout sets `interrupted`."""
 
     code: int
     seconds: float
