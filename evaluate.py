@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from sologrpo.console import print_line
 from sologrpo.errors import one_line_errors
 from sologrpo.scoring import print_precisions, print_results, regrade
 
@@ -59,7 +60,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     if export is not None:
         export_and_push(export, console)
     if settings.run:
-        console.print(f"report        {write_report(settings.run)}", highlight=False)
+        print_line(console, f"report        {write_report(settings.run)}")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from rewards import load_rewards
 from sologrpo.config import parse_config
+from sologrpo.console import print_line
 from sologrpo.data import load_train_and_validation
 from sologrpo.environment import prepare_process
 from sologrpo.errors import one_line_errors
@@ -59,9 +60,9 @@ def main() -> None:
         save_adapter(trainer, opened.adapter)
         if trainer.is_world_process_zero():
             report = write_report(opened.directory)
-            console.print(f"adapter  {opened.adapter}\nreport   {report}")
+            print_line(console, f"adapter  {opened.adapter}\nreport   {report}")
             push.finish(opened.adapter, str(model_args.model_name_or_path))
-            console.print(f"next     sologrpo evaluate --run {opened.directory}")
+            print_line(console, f"next     sologrpo evaluate --run {opened.directory}")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from sologrpo.device import describe_device, fast_dtype, one_device
 from sologrpo.errors import BROKEN_FILE, InputError, first_line
 from sologrpo.files import ADAPTER_CONFIG
 from sologrpo.model.memory import is_out_of_memory
+from sologrpo.schema import looked_in
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,8 @@ def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTra
         InputError: if the model does not exist.
     """
     if name_or_path == QUICKSTART_MODEL and not Path(name_or_path).is_dir():
-        raise InputError(f"no folder {name_or_path}: download it with `sologrpo model`")
+        place = looked_in(name_or_path)
+        raise InputError(f"no folder {name_or_path}{place}: download it with `sologrpo model`")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             name_or_path, trust_remote_code=trust_remote_code, padding_side="left"
@@ -192,8 +194,8 @@ def few(names: Sequence[str]) -> str:
 def cannot_load(name_or_path: str, error: BaseException) -> InputError:
     """Build the error for a model that cannot be loaded."""
     return InputError(
-        f"cannot load model {name_or_path!r}: {first_line(error)} A local folder works without a "
-        f"hub, e.g. {QUICKSTART_MODEL}, which `sologrpo model` downloads"
+        f"cannot load model {name_or_path!r}{looked_in(name_or_path)}: {first_line(error)} A local "
+        f"folder works without a hub, e.g. {QUICKSTART_MODEL}, which `sologrpo model` downloads"
     )
 
 
