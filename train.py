@@ -40,7 +40,8 @@ def main() -> None:
     # Bad input is found before the run directory is made.
     tokenizer = load_tokenizer(model_args.model_name_or_path, args.trust_remote_code)
     datasets = load_train_and_validation(run, tokenizer, args.seed)
-    rewards = load_rewards(run.rewards, datasets[0].column_names, run.reward_timeout)
+    columns = datasets[0].column_names
+    rewards = load_rewards(run.rewards, columns, run.reward_timeout, run.reward_workers)
     policy = try_settings(run, args, model_args, datasets[0], tokenizer)
     print_plan(console, run, args, model_args, datasets[0], tokenizer, policy, rewards)
     if run.dry_run:

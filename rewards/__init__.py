@@ -11,8 +11,10 @@ completion, or None where it cannot judge.
 
 import difflib
 import functools
-import importlib
+import glob
+import importlib.util
 import inspect
+import itertools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +22,13 @@ from typing import Any
 
 from rewards.checking import (
     PASSED_BY_TRL,
-    RewardError,
-    RewardSpecError,
     check_signature,
     checked,
     reward_name,
     source_hash,
 )
 from rewards.correctness import answer_correctness, boxed_correctness, gsm8k_weighted
+from rewards.errors import RewardError, RewardSpecError, one_line
 from rewards.format import (
     has_strict_format,
     has_trailing_text,
@@ -47,6 +48,8 @@ from rewards.grading import (
 )
 from rewards.hacking import hacking_signs
 from rewards.length import completion_length, reasoning_length
+from rewards.logs import RESERVED_COLUMNS
+from rewards.remote import Worker, load_remote
 
 __all__ = [
     "OUTCOME_REWARDS",
@@ -102,19 +105,26 @@ REWARDS: dict[str, Reward] = {
     )
 }
 
+RUN_FILES = ("environment.json", "checkpoint-*")  # what shows a run directory
+
 # Rewards that judge the answer. A correct one scores 1.
 OUTCOME_REWARDS = ("answer_correctness", "boxed_correctness", "gsm8k_weighted")
 
 
 def load_rewards(
-    specs: Sequence[Spec], columns: Sequence[str] | None = None, timeout: float = 0.0
+    specs: Sequence[Spec],
+    columns: Sequence[str] | None = None,
+    timeout: float = 0.0,
+    workers: int = 0,
 ) -> list[Reward]:
-    """Load the rewards that a config lists, in order. Each is wrapped by `checked`.
+    """Load the rewards that a config lists, in order. Each checks what it returns.
 
     Args:
         specs: names, ``{name: parameters}``, or ``my_module:my_reward``.
         columns: data set columns, to check that each reward can be called with them.
-        timeout: seconds allowed for one call of a reward; 0 for no limit.
+        timeout: seconds allowed for one call of a reward in a worker; 0 for no limit.
+        workers: processes for rewards that are not built in; each reward stays in one of them.
+            With 0 they run in this process, without a limit.
 
     Returns:
         One function per spec.
@@ -127,14 +137,26 @@ def load_rewards(
     ['strict_format', 'completion_length']
     """
     check_is_list(specs)
-    rewards = [load_reward(spec) for spec in specs]
-    names = [reward_name(reward) for reward in rewards]
-    for name, reward in zip(names, rewards, strict=True):
+    names = [name_of_spec(spec) for spec in specs]
+    for name in names:
         if names.count(name) > 1:
             raise RewardSpecError(f"reward {name!r} is listed twice: list it once, with one weight")
-        if columns is not None:
-            check_signature(reward, columns)
-    return [checked(reward, timeout) for reward in rewards]
+        if name in RESERVED_COLUMNS:
+            raise RewardSpecError(f"reward {name!r}: choose another name, this one is a column")
+    processes = itertools.cycle([Worker() for _ in range(workers)])
+    return [
+        load_remote(spec, name, next(processes), columns, timeout)
+        if workers and ":" in _split(spec)[0]
+        else _load_here(spec, name, columns)
+        for name, spec in zip(names, specs, strict=True)
+    ]
+
+
+def _load_here(spec: Spec, name: str, columns: Sequence[str] | None) -> Reward:
+    reward = load_reward(spec)
+    if columns is not None:
+        check_signature(name, reward, columns)
+    return checked(reward, name, trusted=":" not in _split(spec)[0])  # type: ignore[no-any-return]
 
 
 def check_is_list(specs: Any) -> None:
@@ -203,19 +225,27 @@ def make_importable(folder: str | os.PathLike[str]) -> None:
         folder: the folder of a config file, for example.
     """
     path = os.path.abspath(folder)
-    if path not in sys.path:
+    if path not in sys.path and not _is_run_directory(path):
         sys.path.append(path)
+
+
+def _is_run_directory(folder: str) -> bool:
+    """Check whether a run wrote this folder, or the one around it; nothing in there is run."""
+    folders = [glob.escape(path) for path in (folder, os.path.dirname(folder))]
+    return any(glob.glob(f"{path}/{name}") for path in folders for name in RUN_FILES)
 
 
 def _import(path: str) -> Reward:
     module_name, _, name = path.partition(":")
     make_importable(os.curdir)
     try:
+        _check_place(path, module_name)
         module = importlib.import_module(module_name)
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+    except RewardSpecError:
+        raise
+    except (Exception, SystemExit) as error:  # the module's own code
         raise RewardSpecError(
-            f"reward {path!r}: cannot import {module_name!r} ({problem}); "
+            f"reward {path!r}: cannot import {module_name!r} ({one_line(error)}); "
             "put the module next to the config or into the current directory"
         ) from error
     reward = getattr(module, name, None)
@@ -225,6 +255,21 @@ def _import(path: str) -> Reward:
     if not callable(reward):
         raise RewardSpecError(f"reward {path!r} is a {type(reward).__name__}, not a function")
     return reward  # type: ignore[no-any-return]
+
+
+def _check_place(path: str, module_name: str) -> None:
+    """Refuse a module in a run directory: what was downloaded must not be able to run."""
+    parts = module_name.split(".")
+    for count in range(1, len(parts) + 1):  # a package is checked before it is imported
+        found = importlib.util.find_spec(".".join(parts[:count]))
+        if found is None:
+            return
+        places = [*(found.submodule_search_locations or ()), os.path.dirname(found.origin or "")]
+        if any(_is_run_directory(os.path.abspath(place)) for place in places if place):
+            raise RewardSpecError(
+                f"reward {path!r}: {module_name!r} is in a run directory, from which no code is "
+                "run: move it next to a config of your own or into the current directory"
+            )
 
 
 def _check_parameters(name: str, reward: Reward, parameters: dict[str, Any]) -> None:

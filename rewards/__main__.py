@@ -12,19 +12,23 @@ Three ways to call it, here by the name that needs no more than this folder::
 import argparse
 import asyncio
 import inspect
+import math
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rewards import (
     PROMPT_FORMATS,
     REWARDS,
     Reward,
+    RewardError,
     hacking_signs,
     judge,
     lenient_is_correct,
-    load_reward,
+    load_rewards,
 )
+
+COLUMNS = ("question", "answer", "prompt_format")  # of every data set
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,7 +45,11 @@ def main(arguments: list[str] | None = None) -> None:
         return
     try:
         completion = _completion(options)
-        score(completion, _gold(options.gold), options.prompt_format, options.reward)
+        rewards = load_rewards(options.reward or [*REWARDS], COLUMNS, options.reward_timeout, 1)
+        score(completion, _gold(options.gold), options.prompt_format, rewards)
+    except RewardError as error:
+        print(error.own_traceback(), file=sys.stderr, end="")
+        parser.exit(1, f"error: {error}\n")
     except (ValueError, OSError) as error:
         parser.error(str(error))
 
@@ -62,6 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--reward", action="append", help="only this one, or my_module:my_reward; repeatable"
     )
+    command.add_argument(
+        "--reward_timeout", type=_seconds, default=60.0, metavar="SECONDS",
+        help="time for a reward of your own; 0 for no limit (default: %(default)g)",
+    )  # fmt: skip
     return parser
 
 
@@ -72,13 +84,25 @@ def list_rewards() -> None:
         print(f"{name:{width}}  {_first_line(reward)}")
 
 
-def score(completion: str, gold: str, prompt_format: str, names: list[str] | None) -> None:
-    """Print the score of each reward, the extracted answer and the reason of the verdict."""
+def score(completion: str, gold: str, prompt_format: str, rewards: list[Reward]) -> None:
+    """Print the score of each reward, the extracted answer and the reason of the verdict.
+
+    Args:
+        completion: the text.
+        gold: the answer, as in GSM8K.
+        prompt_format: of the completion.
+        rewards: as loaded.
+
+    Raises:
+        RewardError: a reward of the user failed.
+    """
     verdict = judge(completion, gold, prompt_format)
-    rewards = [(name, load_reward(name)) for name in names or REWARDS]
-    width = max(len("signs of hacking"), *(len(name) for name, _ in rewards))
-    for name, reward in rewards:
-        print(f"{name:{width}}  {_score(reward, completion, gold, prompt_format)}")
+    scores = {
+        reward.__name__: _score(reward, completion, gold, prompt_format) for reward in rewards
+    }
+    width = max(map(len, ["signs of hacking", *scores]))
+    for name, scored in scores.items():
+        print(f"{name:{width}}  {scored}")
     print(f"{'extracted answer':{width}}  {verdict.extracted}")
     print(f"{'verdict':{width}}  {'right' if verdict.correct else 'wrong'}: {verdict.reason}")
     lenient = "right" if lenient_is_correct(completion, gold) else "wrong"
@@ -88,14 +112,27 @@ def score(completion: str, gold: str, prompt_format: str, names: list[str] | Non
 
 
 def _score(reward: Reward, completion: str, gold: str, prompt_format: str) -> str:
-    if "completion_ids" in inspect.signature(reward).parameters:
+    if reward.takes_token_ids:  # type: ignore[attr-defined]
         return "needs token ids, which only a training run has"
+    row = {"question": "", "answer": gold, "prompt_format": prompt_format}
     scores = reward(
-        prompts=[""], completions=[completion], answer=[gold], prompt_format=[prompt_format]
-    )
+        prompts=[""], completions=[completion], **{name: [row[name]] for name in COLUMNS},
+        trainer_state=None, log_extra=_log_nothing, log_metric=_log_nothing,
+    )  # fmt: skip
     if inspect.iscoroutine(scores):
         scores = asyncio.run(scores)
     return "cannot judge (None)" if scores[0] is None else f"{scores[0]:+g}"
+
+
+def _log_nothing(name: str, value: Any) -> None:
+    """Take the place of TRL's loggers."""
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < math.inf:
+        raise ValueError
+    return number
 
 
 def _completion(options: argparse.Namespace) -> str:

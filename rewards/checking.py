@@ -1,24 +1,25 @@
-"""Enforce the contract of a reward: its arguments and its return values.
+"""Enforce the contract of a reward: its arguments, its return values and what it logs.
 
 A reward that breaks the contract stops the run. The error names the reward, the completion and the
 problem. A score of 0 would hide the bug in the reward curve.
 """
 
 import asyncio
+import copy
 import functools
 import hashlib
 import inspect
-import math
-import sys
-import threading
+import reprlib
 import traceback
-from collections.abc import Coroutine, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set, Sized
+from itertools import islice
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from rewards.completions import Scores, prompt_text, text_of
+from rewards.errors import RewardError, RewardSpecError, one_line, printable
+from rewards.logs import Logs
 
 # Arguments that TRL passes on every call, besides the data set columns.
 PASSED_BY_TRL = (
@@ -27,45 +28,28 @@ PASSED_BY_TRL = (
 )
 # Columns that TRL does not pass on (grpo_trainer.py:1584, version 1.16.0).
 _NOT_PASSED = ("prompt", "completion", "completion_ids")
+NOT_COPIED = ("log_extra", "log_metric", "environments")  # they act on the trainer
+Result = TypeVar("Result")
 MAX_SHOWN_CHARS = 2_000
+MAX_FLOAT32 = 3.4028235e38  # TRL adds scores up in float32
+NOT_A_LIST = (str, bytes, bytearray, memoryview, Mapping, Set)  # iterable, but no list of scores
 
 
-class RewardSpecError(ValueError):
-    """The rewards of a config cannot be loaded. The message is one line that says how to fix it."""
-
-
-class RewardError(Exception):
-    """A reward raised or returned something other than scores. Its own exception is the cause."""
-
-    def own_traceback(self) -> str:
-        """Format the traceback of the reward's exception, starting at the reward's first frame.
-
-        Returns:
-            The traceback, or an empty string if the reward did not raise.
-        """
-        if self.__cause__ is None:
-            return ""
-        frame = self.__cause__.__traceback__
-        while frame and frame.tb_next and frame.tb_frame.f_code.co_filename == __file__:
-            frame = frame.tb_next
-        return "".join(traceback.format_exception(None, self.__cause__, frame))
-
-
-def check_signature(reward: Any, columns: Sequence[str]) -> None:
+def check_signature(name: str, reward: Any, columns: Sequence[str]) -> None:
     """Check that a reward accepts the arguments that TRL passes.
 
     Args:
+        name: of the reward.
         reward: the reward function.
         columns: data set columns. Each except ``prompt`` is passed by name.
 
     Raises:
         RewardSpecError: its signature does not match.
     """
-    passed = [*PASSED_BY_TRL, *(name for name in columns if name not in _NOT_PASSED)]
+    passed = [*PASSED_BY_TRL, *(column for column in columns if column not in _NOT_PASSED)]
     try:
         inspect.signature(reward).bind(**dict.fromkeys(passed))
     except TypeError as error:
-        name = reward_name(reward)
         if "missing" in str(error):
             raise RewardSpecError(
                 f"reward {name!r}: {error}, and the data set has no such column; "
@@ -74,29 +58,13 @@ def check_signature(reward: Any, columns: Sequence[str]) -> None:
         raise RewardSpecError(
             f"reward {name!r}: {error}: end its parameters with **kwargs"
         ) from error
+    except ValueError as error:
+        raise RewardSpecError(f"reward {name!r}: {error}: write it as a def") from error
 
 
-def checked(reward: Any, timeout: float = 0.0) -> Any:
-    """Wrap a reward so that it returns only floats and None, or raises `RewardError`.
-
-    The wrapper keeps the reward's name. It is async if the reward is, and can be pickled if the
-    reward can.
-
-    Args:
-        reward: the reward function.
-        timeout: seconds allowed for one call; 0 for no limit. With a limit, the reward runs in a
-            separate thread. All calls of an async reward share one event loop.
-
-    >>> def reward_all(completions, **kwargs): return [1]
-    >>> checked(reward_all)(completions=["18"])
-    [1.0]
-    >>> checked(reward_all)(completions=["18", "19"])
-    Traceback (most recent call last):
-    rewards.checking.RewardError: reward 'reward_all' returned 1 scores for 2 completions
-    """
-    if isinstance(reward, _Checked):
-        return reward
-    return (_CheckedAsync if _is_async(reward) else _CheckedSync)(reward, timeout)
+def takes_token_ids(reward: Any) -> bool:
+    """Check whether a reward declares the parameter `completion_ids`."""
+    return "completion_ids" in inspect.signature(reward).parameters
 
 
 def reward_name(reward: Any) -> str:
@@ -117,7 +85,7 @@ def source_hash(reward: Any) -> str:
     >>> source_hash(reward_name) == source_hash(checked(reward_name))
     True
     """
-    if isinstance(reward, _Checked):
+    if isinstance(reward, Loaded):
         return reward.source_hash
     return hashlib.sha256(_source_of(_plain(reward))).hexdigest()
 
@@ -139,108 +107,149 @@ def _plain(reward: Any) -> Any:
     return reward
 
 
-def _is_async(reward: Any) -> bool:
+def is_async(reward: Any) -> bool:
+    """Check whether a call of a reward has to be awaited."""
     while isinstance(reward, functools.partial):
         reward = reward.func
     return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(reward.__call__)
 
 
-class _Checked:
-    def __init__(self, reward: Any, timeout: float) -> None:
+# --- rewards in this process --------------------------------------------------------------------
+
+
+class Loaded:
+    """A reward that returns only floats and None, or raises `RewardError`.
+
+    Args:
+        name: that it is logged under.
+        source_hash: of the file that defines it.
+        takes_token_ids: whether it declares the parameter `completion_ids`.
+    """
+
+    __call__: Callable[..., Any]
+
+    def __init__(self, name: str, source_hash: str, takes_token_ids: bool) -> None:
+        self.__name__ = name
+        self.source_hash = source_hash
+        self.takes_token_ids = takes_token_ids
+
+
+def checked(reward: Any, name: str = "", trusted: bool = False) -> Any:
+    """Wrap a reward so that it returns only floats and None, or raises `RewardError`.
+
+    The wrapper is async if the reward is, and can be pickled if the reward can.
+
+    Args:
+        reward: the reward function.
+        name: that it is logged under; by default its own.
+        trusted: it does not change its arguments, so that they need not be copied.
+
+    >>> def reward_all(completions, **kwargs): return [1]
+    >>> checked(reward_all)(completions=["18"])
+    [1.0]
+    >>> checked(reward_all)(completions=["18", "19"])
+    Traceback (most recent call last):
+    rewards.errors.RewardError: reward 'reward_all' returned 1 scores for 2 completions
+    """
+    if isinstance(reward, Loaded):
+        return reward
+    wrapper = _CheckedAsync if is_async(reward) else _CheckedSync
+    return wrapper(reward, name or reward_name(reward), trusted)
+
+
+class _Checked(Loaded):
+    def __init__(self, reward: Any, name: str, trusted: bool) -> None:
+        super().__init__(name, source_hash(reward), takes_token_ids(reward))
         self.reward = reward
-        self.timeout = timeout
-        self.__name__ = reward_name(reward)
-        self.source_hash = source_hash(reward)
+        self.trusted = trusted
 
     async def _scores(self, arguments: dict[str, Any]) -> Scores:
-        name, count = self.__name__, len(arguments["completions"])
-        try:
-            scores = await _result(self.reward, arguments)
-        except Exception as error:
-            where = await _first_row_that_raises(self.reward, arguments)
-            problem = f"reward {name!r} raised {type(error).__name__}: {error}"
-            raise RewardError(f"{problem}\n{where}") from error
-        if not isinstance(scores, Iterable) or isinstance(scores, str):
-            raise RewardError(f"reward {name!r} returned {scores!r}, not a list of scores")
-        scores = list(scores)
-        if len(scores) != count:
-            problem = f"returned {len(scores)} scores for {count} completions"
-            raise RewardError(f"reward {name!r} {problem}")
-        return [_score(name, arguments, row, score) for row, score in enumerate(scores)]
-
-    def _too_slow(self, arguments: dict[str, Any]) -> RewardError:
-        count = len(arguments["completions"])
-        return RewardError(
-            f"reward {self.__name__!r} did not score {count} completions within {self.timeout:g} s:"
-            " make it faster, or raise reward_timeout"
-        )
+        copied = dict if self.trusted else copy_of
+        scores, logs = await score(self.__name__, self.reward, lambda: copied(arguments))
+        logs.replay(arguments)
+        return scores
 
 
 class _CheckedAsync(_Checked):
-    @functools.cached_property
-    def _loop(self) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
-        """Start an event loop that may block: TRL's own has to keep running for the timeout."""
-        loop = asyncio.new_event_loop()
-        thread = threading.Thread(
-            target=loop.run_forever, name=f"reward {self.__name__}", daemon=True
-        )
-        thread.start()
-        return loop, thread
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_loop"}
-
     async def __call__(self, **arguments: Any) -> Scores:
-        if not self.timeout:
-            return await self._scores(arguments)
-        loop, thread = self._loop
-        scores = asyncio.run_coroutine_threadsafe(self._scores(arguments), loop)
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(scores), self.timeout)
-        except TimeoutError:  # one that the reward raised has become a `RewardError`
-            raise self._too_slow(arguments) from _where_it_is(thread)
+        return await self._scores(arguments)
 
 
 class _CheckedSync(_Checked):
     def __call__(self, **arguments: Any) -> Scores:
-        if not self.timeout:
-            return self._run(arguments)
-        scores: Future[Scores] = Future()
-
-        def work() -> None:
-            try:
-                scores.set_result(self._run(arguments))
-            except BaseException as error:
-                scores.set_exception(error)
-
-        # A daemon: a thread that hangs cannot be stopped, and the process must not wait for it.
-        thread = threading.Thread(target=work, name=f"reward {self.__name__}", daemon=True)
-        thread.start()
-        try:
-            return scores.result(timeout=self.timeout)
-        except TimeoutError:
-            if scores.done():  # it finished at the last moment
-                return scores.result()
-            raise self._too_slow(arguments) from _where_it_is(thread)
-
-    def _run(self, arguments: dict[str, Any]) -> Scores:
-        # A sync reward never suspends, so the first step of the coroutine is also the last.
-        try:
-            self._scores(arguments).send(None)
-        except StopIteration as done:
-            scores: Scores = done.value
-            return scores
-        raise RewardError(f"reward {self.__name__!r} returned a coroutine: declare it async def")
+        return run_now(self.__name__, self._scores(arguments))
 
 
-def _where_it_is(thread: threading.Thread) -> TimeoutError | None:
-    """Return an exception whose traceback shows where the reward is; None while it awaits."""
-    frame: FrameType | None = sys._current_frames().get(thread.ident or 0)
-    stack = None
-    while frame is not None and frame.f_code.co_filename != __file__:  # up to its call
-        stack = TracebackType(stack, frame, frame.f_lasti, frame.f_lineno)
-        frame = frame.f_back
-    return None if frame is None else TimeoutError("the reward was here").with_traceback(stack)
+def run_now(name: str, coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run the call of a sync reward without an event loop: its first step is its last.
+
+    Args:
+        name: of the reward.
+        coroutine: of the call.
+
+    Raises:
+        RewardError: the reward is async after all.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: Result = done.value
+        return result
+    coroutine.close()
+    raise RewardError(f"reward {name!r} returned a coroutine: declare it async def")
+
+
+def copy_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy the arguments of a call, so that a reward may change them."""
+    return {
+        name: value if name in NOT_COPIED else copy.deepcopy(value)
+        for name, value in {**arguments, **plain_state(arguments)}.items()
+    }
+
+
+def plain_state(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `trainer_state` as plain data: its class is defined where torch is needed."""
+    state = arguments.get("trainer_state")
+    if state is None:
+        return {}
+    fields = {name: value for name, value in vars(state).items() if name != "stateful_callbacks"}
+    return {"trainer_state": SimpleNamespace(**fields)}
+
+
+# --- one call -----------------------------------------------------------------------------------
+
+
+async def score(
+    name: str, reward: Any, arguments: Callable[[], dict[str, Any]]
+) -> tuple[Scores, Logs]:
+    """Call a reward and check what it returns.
+
+    Args:
+        name: of the reward.
+        reward: plain or async.
+        arguments: makes those of the call; each time a copy that the reward may change.
+
+    Returns:
+        The scores, and what the reward logged.
+
+    Raises:
+        RewardError: the reward raised, or returned or logged something that it must not.
+    """
+    try:
+        passed = arguments()
+        count = len(passed["completions"])
+        logs = Logs(name, count)
+        returned = await _result(reward, logs.passed_with(passed))
+        _check_is_list(name, returned, count)
+        scores = list(islice(returned, count + 1))  # a generator may have no end
+    except RewardError:
+        raise
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        raise await _failure(name, reward, arguments, error) from None
+    if len(scores) != count:
+        number = len(returned) if isinstance(returned, Sized) else f"{len(scores)} or more"
+        raise RewardError(f"reward {name!r} returned {number} scores for {count} completions")
+    return [_number(name, arguments, row, value) for row, value in enumerate(scores)], logs
 
 
 async def _result(reward: Any, arguments: dict[str, Any]) -> Any:
@@ -248,31 +257,59 @@ async def _result(reward: Any, arguments: dict[str, Any]) -> Any:
     return await result if isinstance(result, Coroutine) else result
 
 
-def _score(name: str, arguments: dict[str, Any], row: int, score: Any) -> float | None:
-    if score is None:
+def _check_is_list(name: str, returned: Any, count: int) -> None:
+    if isinstance(returned, NOT_A_LIST) or not isinstance(returned, Iterable):
+        problem = f"returned {_shown(returned)} for {count} completions, not a list of scores"
+        raise RewardError(f"reward {name!r} {problem}")
+
+
+def _number(name: str, arguments: Callable[[], dict[str, Any]], row: int, value: Any) -> Any:
+    if value is None:
         return None
+    problem, fix = f"returned {_shown(value)}", "return a number, or None where it cannot judge"
     try:
-        number = float(score)
-    except (TypeError, ValueError) as error:
-        problem = f"reward {name!r} returned {score!r}; return a number or None"
-        raise RewardError(f"{problem}\n{_describe(arguments, row)}") from error
-    if not math.isfinite(number):
-        problem = f"reward {name!r} returned {number}; return None where it cannot judge"
-        raise RewardError(f"{problem}\n{_describe(arguments, row)}")
-    return number
+        # Neither a string is a score, nor an array of one number.
+        if hasattr(type(value), "__float__") and getattr(value, "shape", ()) == ():
+            number = float(value)
+            if abs(number) <= MAX_FLOAT32:
+                return number
+            fix = "return a finite number that fits into a float32, or None where it cannot judge"
+    except Exception as error:  # the value's own code
+        problem = f"{problem} ({one_line(error)})"
+    place, details = place_of(arguments(), row)
+    raise RewardError(f"reward {name!r} {problem} {place}: {fix}", details)
 
 
-async def _first_row_that_raises(reward: Any, arguments: dict[str, Any]) -> str:
-    """Describe the first completion that raises when scored alone."""
-    for row in range(len(arguments["completions"])):
+async def _failure(
+    name: str, reward: Any, arguments: Callable[[], dict[str, Any]], error: BaseException
+) -> RewardError:
+    """Describe an exception, with the first completion that raises when scored alone."""
+    frame = error.__traceback__
+    while frame and frame.tb_next and frame.tb_frame.f_code.co_filename == __file__:
+        frame = frame.tb_next
+    trace = printable("".join(traceback.format_exception(None, error, frame)))
+    place, details = await _first_row_that_raises(name, reward, arguments)
+    return RewardError(f"reward {name!r} raised {one_line(error)} {place}", trace + details)
+
+
+async def _first_row_that_raises(
+    name: str, reward: Any, arguments: Callable[[], dict[str, Any]]
+) -> tuple[str, str]:
+    try:
+        passed = arguments()
+    except Exception:  # they cannot even be copied
+        return "when it was called", ""
+    count = len(passed["completions"])
+    for row in range(count):
         try:
-            await _result(reward, _one_row(arguments, row))
-        except Exception:
-            return _describe(arguments, row)
-    return "on the batch; each completion alone can be scored"
+            await _result(reward, Logs(name, 1).passed_with(one_row(passed, row)))
+        except (Exception, SystemExit, asyncio.CancelledError):
+            return place_of(arguments(), row)
+    return f"on the batch of {count}; each completion alone can be scored", ""
 
 
-def _one_row(arguments: dict[str, Any], row: int) -> dict[str, Any]:
+def one_row(arguments: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """Return the arguments to score one completion of a batch alone."""
     count = len(arguments["completions"])
     return {
         name: [value[row]] if isinstance(value, list) and len(value) == count else value
@@ -280,16 +317,22 @@ def _one_row(arguments: dict[str, Any], row: int) -> dict[str, Any]:
     }
 
 
-def _describe(arguments: dict[str, Any], row: int) -> str:
-    """Describe a row of the batch: the end of its prompt, its gold answer, its completion."""
-    lines = [f"on completion {row} of the batch of {len(arguments['completions'])}"]
+def place_of(arguments: dict[str, Any], row: int) -> tuple[str, str]:
+    """Name a row of the batch; and show the end of its prompt, its gold answer, its completion."""
+    text = text_of(arguments["completions"][row])
+    count = len(arguments["completions"])
+    lines = []
     if "prompts" in arguments:
-        lines.append(f"prompt:     {_shown(prompt_text(arguments['prompts'][row]))}")
+        lines.append(f"prompt:     {_end_of(prompt_text(arguments['prompts'][row]))}\n")
     if "answer" in arguments:
-        lines.append(f"answer:     {_shown(str(arguments['answer'][row]))}")
-    lines.append(f"completion: {_shown(text_of(arguments['completions'][row]))}")
-    return "\n".join(lines)
+        lines.append(f"answer:     {_end_of(str(arguments['answer'][row]))}\n")
+    lines.append(f"completion: {_end_of(text)}\n")
+    return f"on completion {row} of the batch of {count}, {_end_of(text, 40)}", "".join(lines)
 
 
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= MAX_SHOWN_CHARS else "..." + text[-MAX_SHOWN_CHARS:])
+def _shown(value: Any) -> str:
+    return one_line(reprlib.repr(value))
+
+
+def _end_of(text: str, limit: int = MAX_SHOWN_CHARS) -> str:
+    return repr(text if len(text) <= limit else "..." + text[-limit:])

@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -57,7 +58,7 @@ class RewardResult:
         problems: failed checks.
         remarks: notes that fail no check.
         not_checked: why the reward was left out; empty if it was not.
-        fault: the completion on which the reward raised, and its traceback.
+        fault: the traceback of the reward, and the completion on which it failed.
     """
 
     name: str
@@ -152,7 +153,7 @@ class Report:
         remarks += [f"not checked {r.name}: {r.not_checked}" for r in self.rewards if r.not_checked]
         if not self.hostile:
             remarks.append("not checked: the hostile completions, as a reward cannot be called")
-        faults = [f"{r.name} raised {r.fault}" for r in self.rewards if r.fault]
+        faults = [f"{r.name}:\n{r.fault}" for r in self.rewards if r.fault]
         return ["\n".join(failed), *faults, "\n".join(remarks)]
 
 
@@ -208,7 +209,7 @@ def check_run(argv: Sequence[str]) -> Report:
     tokenizer = load_local_tokenizer(model, args.trust_remote_code)
     rows = load_rows(run.dataset_name, run.dataset_train_split, run.dataset_config)
     rows = build_prompts(rows, run, tokenizer)
-    rewards = load_rewards(run.rewards, rows.column_names)
+    rewards = load_rewards(run.rewards, rows.column_names, run.reward_timeout, run.reward_workers)
     weights = args.reward_weights or [1.0] * len(rewards)
     results = [_describe(*pair) for pair in zip(rewards, weights, strict=True)]
     bench = Bench(rows, args.generation_batch_size, tokenizer, limit)
@@ -228,13 +229,12 @@ def check_run(argv: Sequence[str]) -> Report:
     return Report(title, results, hostile)
 
 
-def _describe(checked: Reward, weight: float) -> RewardResult:
-    reward = checked.reward  # type: ignore[attr-defined]  # the user's function
+def _describe(reward: Any, weight: float) -> RewardResult:
     return RewardResult(
         name=reward_name(reward),
         weight=weight,
-        takes_token_ids="completion_ids" in inspect.signature(reward).parameters,
-        is_judge=inspect.unwrap(reward) in JUDGES,
+        takes_token_ids=reward.takes_token_ids,
+        is_judge=inspect.unwrap(getattr(reward, "reward", reward)) in JUDGES,
     )
 
 
@@ -277,9 +277,8 @@ def check_reward(
         result.scores = bench.scores(reward, trials)
         _check_golds(result, reward, bench, answers)
     except RewardError as error:
-        problem, _, details = str(error).partition("\n")
-        result.problems.append(problem.removeprefix(f"reward {result.name!r} "))
-        result.fault = f"{details}\n{error.own_traceback()}".strip()
+        result.problems.append(str(error).removeprefix(f"reward {result.name!r} "))
+        result.fault = error.own_traceback().strip()
 
 
 def _check_golds(result: RewardResult, reward: Reward, bench: Bench, answers: Answers) -> None:

@@ -1,16 +1,21 @@
-"""A reward that breaks its contract stops the run. The error names reward, row and problem."""
+"""The contract of a reward: what it may return and log, and what its errors say."""
 
 import asyncio
 import math
 import pickle
-import threading
+import re
 from fractions import Fraction
+from pathlib import Path
 
+import numpy
 import pytest
+import torch
 
 from rewards import REWARDS, RewardError, RewardSpecError, checked, load_rewards
+from rewards.logs import RESERVED_COLUMNS
 
 COLUMNS = ["prompt", "question", "answer", "prompt_format"]
+METRICS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 BATCH = {
     "prompts": [[{"role": "user", "content": f"Question {i}?"}] for i in range(3)],
     "completions": [[{"role": "assistant", "content": text}] for text in ("one", "two", "three")],
@@ -42,8 +47,8 @@ def jealous(completions, **kwargs):
     return [len(text)]
 
 
-def score(reward, timeout=0.0):
-    result = checked(reward, timeout)(**BATCH)
+def score(reward, **more):
+    result = checked(reward)(**BATCH, **more)
     return asyncio.run(result) if asyncio.iscoroutine(result) else result
 
 
@@ -53,6 +58,9 @@ def score(reward, timeout=0.0):
         ([1, True, None], [1.0, 1.0, None]),
         ((0.5, -2, Fraction(1, 4)), [0.5, -2.0, 0.25]),
         ((i for i in range(3)), [0.0, 1.0, 2.0]),
+        (numpy.arange(3, dtype=numpy.int8), [0.0, 1.0, 2.0]),
+        ([numpy.float16(0.5), numpy.bool_(True), torch.tensor(2)], [0.5, 1.0, 2.0]),
+        (torch.tensor([0.5, 1.0, 2.0], dtype=torch.bfloat16), [0.5, 1.0, 2.0]),
     ],
 )
 def test_scores_become_floats(scores, expected):
@@ -61,47 +69,80 @@ def test_scores_become_floats(scores, expected):
     assert all(value is None or type(value) is float for value in got)
 
 
-@pytest.mark.parametrize(
-    ("scores", "says"),
-    [
-        ([1.0, 2.0], "returned 2 scores for 3 completions"),
-        ([1.0] * 4, "returned 4 scores for 3 completions"),
-        (None, "returned None, not a list of scores"),
-        (1.0, "returned 1.0, not a list of scores"),
-        ("abc", "returned 'abc', not a list of scores"),
-        ([1.0, "good", 2.0], "returned 'good'; return a number or None"),
-        ([1.0, math.nan, 2.0], "returned nan; return None where it cannot judge"),
-        ([1.0, math.inf, 2.0], "returned inf"),
-        ([1.0, [1.0], 2.0], "returned [1.0]; return a number or None"),
-    ],
-)
-def test_invalid_scores(scores, says):
+class Evil(float):
+    def __float__(self):
+        raise RuntimeError("no number today")
+
+
+# Each returns one score for each completion, as far as one can count them.
+NOT_LISTS = [
+    *(None, 1.0, "abc", b"abc", bytearray(3), memoryview(b"abc"), dict.fromkeys("abc", 1.0)),
+    *({"a": 1.0}.keys(), {1.0, 2.0, 3.0}, frozenset((1, 2, 3)), object(), len),
+]
+NOT_SCORES = [
+    *("good", "1.0", b"1", [1.0], (1.0,), {}, 1j, object(), Evil(1)),
+    *(math.nan, math.inf, -math.inf, 1e39, 10**400, numpy.float64("nan"), torch.tensor(math.inf)),
+    *(numpy.ones(1), torch.ones(1), torch.ones(2, 2)),
+]
+
+
+@pytest.mark.parametrize("scores", NOT_LISTS, ids=repr)
+def test_scores_must_be_a_list(scores):
     with pytest.raises(RewardError) as error:
         score(returning(scores))
-    assert "reward 'my_reward'" in str(error.value)
-    assert says in str(error.value)
-    if isinstance(scores, list) and len(scores) == 3:
-        assert "on completion 1 of the batch of 3" in str(error.value)
-        assert "completion: 'two'" in str(error.value)
+    assert re.fullmatch(
+        r"reward 'my_reward' returned .+ for 3 completions, not a list of scores", str(error.value)
+    )
+
+
+@pytest.mark.parametrize("value", NOT_SCORES, ids=repr)
+def test_a_score_must_be_a_finite_number(value):
+    with pytest.raises(RewardError) as error:
+        score(returning([1.0, value, 2.0]))
+    assert re.fullmatch(
+        r"reward 'my_reward' returned .+ on completion 1 of the batch of 3, 'two': return .+",
+        str(error.value),
+    )
+    assert "completion: 'two'" in error.value.own_traceback()
+
+
+@pytest.mark.parametrize(
+    ("scores", "number"),
+    [([1.0, 2.0], "2"), ([1.0] * 9, "9"), ([], "0"), (iter(int, 1), "4 or more")],
+)
+def test_there_must_be_a_score_for_each_completion(scores, number):
+    with pytest.raises(RewardError, match=f"returned {number} scores for 3 completions"):
+        score(returning(scores))
 
 
 @pytest.mark.parametrize("reward", [picky, picky_async])
 def test_an_exception_names_the_row_and_keeps_its_traceback(reward):
     with pytest.raises(RewardError) as error:
         score(reward)
-    message = str(error.value)
-    assert f"reward '{reward.__name__}' raised KeyError: '#### 2'" in message
-    for line in ("on completion 1 of", "'Question 1?'", "'#### 2'", "'two'"):
-        assert line in message
+    assert str(error.value) == (
+        f"reward '{reward.__name__}' raised KeyError: '#### 2' "
+        "on completion 1 of the batch of 3, 'two'"
+    )
     shown = error.value.own_traceback()
-    assert "in picky" in shown
+    for line in ("in picky", "\nKeyError: '#### 2'\n", "'Question 1?'", "'#### 2'\n", "'two'"):
+        assert line in shown
     assert "rewards/checking.py" not in shown
-    assert shown.endswith("KeyError: '#### 2'\n")
 
 
 def test_an_exception_of_the_batch():
-    with pytest.raises(RewardError, match="on the batch; each completion"):
+    with pytest.raises(RewardError, match="on the batch of 3; each completion alone can be scored"):
         score(jealous)
+
+
+def test_an_exception_is_one_line_without_control_characters():
+    def reward(completions, **kwargs):
+        raise ValueError("two\nlines, \x1b[31mred\x1b[0m " + "and long " * 1000)
+
+    with pytest.raises(RewardError) as error:
+        score(reward)
+    assert str(error.value).startswith(r"reward 'reward' raised ValueError: two lines, \x1b[31mred")
+    assert len(str(error.value)) < 600
+    assert "\x1b" not in error.value.own_traceback()
 
 
 def test_keyboard_interrupt_passes():
@@ -112,12 +153,120 @@ def test_keyboard_interrupt_passes():
         score(slow)
 
 
+def test_a_reward_gets_copies():
+    def vandal(prompts, completions, answer, tags, trainer_state, **kwargs):
+        count = len(completions)
+        trainer_state.global_step = 99
+        tags[0].clear()
+        completions[0][0]["content"] = prompts[0][0]["content"] = "changed"
+        completions.clear()
+        answer[:] = "xyz"
+        return [1.0] * count
+
+    class State:
+        def __init__(self):
+            self.global_step = 7
+
+    before = pickle.dumps(BATCH)
+    tags, state = [["a"], ["b"], ["c"]], State()
+    arguments = BATCH | {"tags": tags, "trainer_state": state}
+    assert checked(vandal)(**arguments) == [1.0] * 3
+    assert pickle.dumps(BATCH) == before
+    assert (tags[0], state.global_step) == (["a"], 7)
+
+
 def test_checked_twice_is_checked_once_and_can_be_pickled():
     wrapped = checked(picky)
     assert checked(wrapped) is wrapped
     again = pickle.loads(pickle.dumps(wrapped))
     assert again.__name__ == "picky"
     assert again(completions=[""], answer=["#### 1"]) == [1.0]
+
+
+# -- logs ----------------------------------------------------------------------------------------
+
+
+def logging(function, *arguments):
+    def my_reward(completions, **kwargs):
+        kwargs[function](*arguments)
+        return [0.0] * len(completions)
+
+    return my_reward
+
+
+def logged_by(reward):
+    logged = []
+    functions = {name: lambda *a, n=name: logged.append((n, *a)) for name in LOGGERS}
+    score(reward, **functions)
+    return logged
+
+
+LOGGERS = ("log_metric", "log_extra")
+
+
+@pytest.mark.parametrize("value", [1, 0.5, True, numpy.float32(0.5), torch.tensor(2)])
+def test_numbers_are_logged(value):
+    ((_, name, number),) = logged_by(logging("log_metric", "judge/seconds", value))
+    assert (name, number) == ("judge/seconds", float(value))
+    assert type(number) is float
+
+
+@pytest.mark.parametrize("value", ["abc", "1", None, math.nan, math.inf, [1], 1j, torch.ones(2)])
+def test_a_logged_metric_must_be_a_finite_number(value):
+    with pytest.raises(RewardError, match=r"^reward 'my_reward': log_metric\('x'\): .* number$"):
+        logged_by(logging("log_metric", "x", value))
+
+
+def documented_metrics():
+    names = re.findall(r"^\| `([^`]+)`", METRICS.read_text(encoding="utf-8"), re.MULTILINE)
+    return [name for name in names if not name.startswith("gsm8k_weighted/")]
+
+
+def test_names_of_the_trainer_are_reserved():
+    names = documented_metrics()
+    assert len(names) > 50
+    for name in [*names, "eval_reward"]:
+        with pytest.raises(RewardError, match="the trainer logs this name"):
+            logged_by(logging("log_metric", name, 1.0))
+    for name in ("", 3, None, "two\nlines"):
+        for function, value in (("log_metric", 1.0), ("log_extra", ["x"] * 3)):
+            with pytest.raises(RewardError, match="the name must be a printable string"):
+                logged_by(logging(function, name, value))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["a", None, "b\ud800"], ["a", None, "b?"]),
+        ((1, 2.5, None), [1, 2.5, None]),
+        ([True, False, None], [True, False, None]),
+        ([numpy.int64(1), numpy.float32(0.5), 2], [1, 0.5, 2]),
+    ],
+)
+def test_columns_are_logged(values, expected):
+    assert logged_by(logging("log_extra", "note", values)) == [("log_extra", "note", expected)]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "says"),
+    [
+        ("note", ["x"] * 2, "expected a list of 3 values, one per completion"),
+        ("note", "abc", "expected a list of 3 values"),
+        ("note", dict.fromkeys("abc"), "expected a list of 3 values"),
+        ("note", [1, "2", 3], "log only strings, only numbers or only booleans, and None"),
+        ("note", [1, True, 3], "log only"),
+        ("note", [{}, [], ()], "log only"),
+        ("note", [2**63, 1, 1], "log only"),
+        *((column, ["x"] * 3, "choose another name") for column in sorted(RESERVED_COLUMNS)),
+    ],
+)
+def test_a_logged_column_must_fit_the_file(column, values, says):
+    with pytest.raises(RewardError, match=r"^reward 'my_reward': log_extra") as error:
+        logged_by(logging("log_extra", column, values))
+    assert says in str(error.value)
+
+
+# -- signatures ----------------------------------------------------------------------------------
 
 
 def test_every_built_in_reward_accepts_trls_arguments():
@@ -131,70 +280,17 @@ def fine(prompts, completions, answer, **kwargs): return [0.0 for _ in completio
 """
 
 
-def test_signatures(tmp_path, monkeypatch):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_signatures(tmp_path, monkeypatch, workers):
     (tmp_path / "signature_rewards.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    load_rewards(["signature_rewards:fine"], COLUMNS)
-    load_rewards(["signature_rewards:needs_more"], [*COLUMNS, "difficulty"])
+
+    def load(name, *more):
+        load_rewards([f"signature_rewards:{name}"], [*COLUMNS, *more], 60, workers)
+
+    load("fine")
+    load("needs_more", "difficulty")
     with pytest.raises(RewardSpecError, match=r"'no_kwargs'.*end its parameters with \*\*kwargs"):
-        load_rewards(["signature_rewards:no_kwargs"], COLUMNS)
+        load("no_kwargs")
     with pytest.raises(RewardSpecError, match=r"'needs_more'.*'difficulty'.*no such column"):
-        load_rewards(["signature_rewards:needs_more"], COLUMNS)
-
-
-# -- time ----------------------------------------------------------------------------------------
-
-
-def hangs(completions, **kwargs):
-    threading.Event().wait()
-
-
-async def hangs_async(completions, **kwargs):
-    threading.Event().wait()
-
-
-async def sleeps_async(completions, **kwargs):
-    await asyncio.sleep(3600)
-
-
-@pytest.mark.parametrize("reward", [hangs, hangs_async, sleeps_async])
-def test_a_reward_that_hangs_is_located(reward):
-    with pytest.raises(RewardError) as error:
-        score(reward, timeout=0.2)
-    assert str(error.value) == (
-        f"reward '{reward.__name__}' did not score 3 completions within 0.2 s: "
-        "make it faster, or raise reward_timeout"
-    )
-    shown = error.value.own_traceback()
-    assert "rewards/checking.py" not in shown
-    if reward is not sleeps_async:  # which is nowhere: it awaits
-        assert f"in {reward.__name__}" in shown
-        assert "threading.Event().wait()" in shown
-
-
-def test_an_async_reward_keeps_its_event_loop():
-    # A client that is opened in the first call needs it.
-    loops = []
-
-    async def ask(completions, **kwargs):
-        loops.append(asyncio.get_running_loop())
-        await asyncio.sleep(0)
-        return [1.0 for _ in completions]
-
-    reward = checked(ask, timeout=10)
-    for _ in range(2):
-        assert asyncio.run(reward(completions=["18"])) == [1.0]
-    assert loops[0] is loops[1]
-    assert not loops[0].is_closed()
-
-
-def test_a_limit_changes_nothing_for_a_fast_reward():
-    def length(completions, **kwargs):
-        return [len(text) for text in completions]
-
-    def broken(completions, **kwargs):
-        raise TimeoutError("the judge did not answer")
-
-    assert checked(length, timeout=10)(completions=["18", "1"]) == [2.0, 1.0]
-    with pytest.raises(RewardError, match="raised TimeoutError: the judge did not answer"):
-        checked(broken, timeout=10)(completions=["18"])
+        load("needs_more")

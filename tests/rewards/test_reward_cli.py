@@ -72,7 +72,7 @@ def test_says_why_an_answer_is_wrong():
 
 def test_scores_a_users_own_reward():
     scores = table(run("score", "--gold", "18", "--reward", "rewards.format:strict_format", "18"))
-    assert scores["rewards.format:strict_format"] == "-1"
+    assert scores["strict_format"] == "-1"
     assert "trailing_text" not in scores
 
 

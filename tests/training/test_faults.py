@@ -149,7 +149,7 @@ def test_a_reward_that_hangs(train: Train, tmp_path: Path, monkeypatch: pytest.M
         "error: reward 'ask_somebody' did not score 8 completions within 1 s: make it faster, "
         "or raise reward_timeout"
     )
-    assert 'slow_rewards.py", line 6, in ask_somebody' in ended  # where it hangs
+    assert 'slow_rewards.py", line 6 in ask_somebody' in ended  # where it hangs
     assert "checkpoint-1 is complete: resume with --resume" in ended
 
 
