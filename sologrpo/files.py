@@ -108,6 +108,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     try:
         with temporary.open("xb") as file:  # never through a link
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

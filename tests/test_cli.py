@@ -104,8 +104,9 @@ def test_the_quickstart_needs_no_file_of_a_checkout(
     monkeypatch.chdir(tmp_path)
     assert exit_code("train", "--config", "quickstart", "--dry_run") == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert (
-        line == "error: no folder models/SmolLM2-135M-Instruct: download it with `sologrpo model`"
+    assert line == (
+        f"error: no folder models/SmolLM2-135M-Instruct in {tmp_path}: download it with "
+        "`sologrpo model`"
     )
     model = ("--model_name_or_path", str(tiny_llama))
     assert exit_code("train", "--config", "quickstart", "--dry_run", *model) == 0

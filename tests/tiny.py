@@ -22,6 +22,7 @@ from transformers import (
 from trl import ModelConfig
 
 from quickstart.problems import generate
+from rewards.completions import text_of
 from sologrpo.model.loading import load_base_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -178,5 +179,5 @@ def tiny_config(model: Path, data: Path, output: Path) -> dict[str, Any]:
 
 def digit_share(completions: list[Any], **kwargs: Any) -> list[float]:
     """A reward that random weights can earn: the share of digits among the characters."""
-    texts = [completion[0]["content"] for completion in completions]
+    texts = map(text_of, completions)
     return [sum(map(str.isdigit, text)) / max(len(text), 1) for text in texts]

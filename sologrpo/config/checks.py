@@ -78,7 +78,7 @@ def text(value: str) -> str:
 
 
 def free_text(value: str) -> str:
-    """Return any text, or raise a ValueError for characters that are no part of one."""
+    """Return any text, or raise a ValueError for control characters in it."""
     kinds = {category(character) for character in value.replace("\n", "")}
     if not kinds.isdisjoint(("Cc", "Cs")):  # surrogates stand for bytes that are not UTF-8
         raise ValueError(f"{shown(value)}; expected text without control characters")

@@ -11,19 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, IterableDataset, load_dataset
 from datasets.exceptions import DatasetsError
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from sologrpo.config.arguments import RunArguments
 from sologrpo.errors import InputError, first_line
 from sologrpo.files import BUNDLED, check_name
+from sologrpo.hub import check_hub, why_not_found
 from sologrpo.prompts import PROMPT_FORMATS, Prompt, PromptFormat, load_worked_examples
 from sologrpo.schema import (
     Schema,
     advising,
-    looked_in,
     numbered_lines,
     parse,
     parse_json,
@@ -138,16 +136,13 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
 
 
 def _load_from_hub(name: str, split: str, config: str | None) -> Dataset:
-    nowhere = f"cannot load dataset {name!r} (split {split!r}): no such local path{looked_in(name)}"
+    check_hub(name)
     try:
-        validate_repo_id(name)
         return load_dataset(name, config or HUB_CONFIGS.get(name), split=split)
-    except HFValidationError as error:
-        raise InputError(f"{nowhere}, and no data set on the hub has such a name") from error
     except (DatasetsError, OSError, ValueError, RuntimeError, LookupError) as error:
         raise InputError(
-            f"{nowhere}, and the hub says: {first_line(error)}; a folder with {split}.jsonl works "
-            "without a hub: --dataset_name path/to/folder"
+            f"cannot load dataset {name!r} (split {split!r}): {why_not_found(name, error)}; a "
+            f"folder with {split}.jsonl works without a hub: --dataset_name path/to/folder"
         ) from error
 
 

@@ -19,8 +19,9 @@ from transformers import logging as transformers_logging
 from trl import ModelConfig, get_quantization_config
 
 from sologrpo.device import describe_device, fast_dtype, one_device
-from sologrpo.errors import BROKEN_FILE, InputError, first_line
+from sologrpo.errors import BROKEN_FILE, InputError
 from sologrpo.files import ADAPTER_CONFIG
+from sologrpo.hub import check_hub, why_not_found
 from sologrpo.model.memory import is_out_of_memory
 from sologrpo.schema import looked_in
 
@@ -63,8 +64,10 @@ def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTra
         InputError: if the model does not exist.
     """
     if name_or_path == QUICKSTART_MODEL and not Path(name_or_path).is_dir():
-        place = looked_in(name_or_path)
-        raise InputError(f"no folder {name_or_path}{place}: download it with `sologrpo model`")
+        raise InputError(
+            f"no folder {name_or_path}{looked_in(name_or_path)}: download it with `sologrpo model`"
+        )
+    check_hub(name_or_path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             name_or_path, trust_remote_code=trust_remote_code, padding_side="left"
@@ -193,9 +196,10 @@ def few(names: Sequence[str]) -> str:
 
 def cannot_load(name_or_path: str, error: BaseException) -> InputError:
     """Build the error for a model that cannot be loaded."""
+    reason = why_not_found(name_or_path, error).rstrip(".")
     return InputError(
-        f"cannot load model {name_or_path!r}{looked_in(name_or_path)}: {first_line(error)} A local "
-        f"folder works without a hub, e.g. {QUICKSTART_MODEL}, which `sologrpo model` downloads"
+        f"cannot load model {name_or_path!r}: {reason}; a local folder works without a hub, e.g. "
+        f"{QUICKSTART_MODEL}, which `sologrpo model` downloads"
     )
 
 

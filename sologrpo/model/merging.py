@@ -6,7 +6,7 @@ packed 4-bit ones included, which PEFT would quantise again.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -99,17 +99,6 @@ def _read_weights(adapter: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _check_keys(missing: Sequence[str], unexpected: Sequence[str], adapter: Path) -> None:
-    """Refuse an adapter of which any tensor would be left out, or at its initial value."""
-    found = [f"it lacks {few(missing)}"] if missing else []
-    found += [f"the model has no place for {few(unexpected)}"] if unexpected else []
-    if found:
-        raise InputError(
-            f"{adapter} does not fit the base model: {', and '.join(found)}: give the model that "
-            "it was trained on, or copy the adapter again"
-        )
-
-
 def dequantize(model: PreTrainedModel) -> PreTrainedModel:
     """Convert a 4-bit model to an unquantised one with the same, rounded, weights.
 
@@ -144,7 +133,11 @@ def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
         raise InputError(f"{adapter} does not fit the base model: {first_line(error)}") from error
     # The base model's own tensors count as missing, too.
     missing = [key for key in result.missing_keys if "default" in key.split(".")]
-    _check_keys(missing, result.unexpected_keys, adapter)
+    if bad := [*missing, *result.unexpected_keys]:
+        raise InputError(
+            f"{adapter} does not fit the base model: {'missing' if missing else 'unexpected'} "
+            f"{few(bad)}: give the model that it was trained on, or copy the adapter again"
+        )
     return model
 
 

@@ -52,6 +52,14 @@ class FinishCheckpoints(TrainerCallback):  # type: ignore[misc]
     def __init__(self, args: TrainingArguments) -> None:
         self._limit, args.save_total_limit = args.save_total_limit, None
 
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Look for the best checkpoint in this directory only, which may have been moved."""
+        if state.best_model_checkpoint is not None:
+            name = Path(state.best_model_checkpoint).name
+            state.best_model_checkpoint = str(Path(args.output_dir) / name)
+
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:

@@ -4,11 +4,10 @@ Settings name files, models and functions; a fingerprint is of their content.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
@@ -53,11 +52,6 @@ def take_fingerprints(
     return found | {f"reward {reward.__name__}": source_hash(reward) for reward in rewards}
 
 
-def differences(before: dict[str, Any], now: dict[str, str]) -> list[str]:
-    """Name what has changed. Rewards that were added or removed are a change of the settings."""
-    return [name for name in now if name in before and before[name] != now[name]]
-
-
 def _rows(dataset: Dataset) -> str:
     """Hash the rows in order, without their prompts, which `_prompt` covers."""
     columns = [name for name in dataset.column_names if name != "prompt"]
@@ -78,12 +72,8 @@ def _model(model: ModelConfig) -> str:
         return str(extract_commit_hash(file, None))
     files = sorted(path for path in folder.iterdir() if path.suffix in MODEL_FILES)
     with ThreadPoolExecutor(THREADS) as threads:
-        return _digest(_pairs(files, threads.map(sha256_of_file, files)))
-
-
-def _pairs(files: Sequence[Path], hashes: Iterable[str]) -> Iterator[str]:
-    for file, value in zip(files, hashes, strict=True):
-        yield f"{file.name} {value}"
+        hashes = threads.map(sha256_of_file, files)
+        return _digest(f"{file.name} {value}" for file, value in zip(files, hashes, strict=True))
 
 
 def _digest(texts: Iterable[str]) -> str:

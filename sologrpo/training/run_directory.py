@@ -23,7 +23,7 @@ from trl import ModelConfig
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import without_credentials
 from sologrpo.environment import environment
-from sologrpo.errors import InputError
+from sologrpo.errors import InputError, printable
 from sologrpo.files import (
     ADAPTER,
     COMPLETIONS,
@@ -31,20 +31,19 @@ from sologrpo.files import (
     LOCK,
     METRICS,
     RUN_CONFIG,
+    inside,
+    make_folder,
     write_atomically,
 )
-from sologrpo.manifest import MANIFEST
 from sologrpo.model.loading import dtype_name, pick_dtype
 from sologrpo.schema import Schema, parse, parse_json, read_json, read_yaml
 from sologrpo.training.checkpoint import (
-    STATE,
     checkpoints_of,
     last_complete_checkpoint,
     set_aside,
     step_of,
     unusable_reason,
 )
-from sologrpo.training.fingerprints import differences
 from sologrpo.training.tracking import prepare_trackers
 
 # Beginnings of keys that must not change when a run is resumed: the checkpoint's weights, optimizer
@@ -166,13 +165,15 @@ def open_run_directory(
                 f"latest, and {reason}: give those of the run, or another --output_dir"
             )
         recorded = _check_can_resume(checkpoint, settings, recorded, run.accept_changes)
-    elif run.resume:
-        _check_can_start_again(directory)
+    elif run.resume and (directory / ADAPTER).exists():
+        raise InputError(
+            f"--resume: {directory} holds a finished run without complete checkpoints: give "
+            "another --output_dir"
+        )
     prepare_trackers(args, console)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make output_dir {directory}: {error.strerror}") from error
+    make_folder(directory)
+    for name in (ADAPTER, COMPLETIONS, METRICS):
+        inside(directory, name)
     lock = _lock(directory) if args.process_index == 0 else None
     if run.resume and args.process_index == 0:
         step = -1 if checkpoint is None else step_of(checkpoint)
@@ -200,29 +201,6 @@ def _lock(directory: Path) -> FileLock | None:
         _print(f"cannot lock {directory} ({error}): start no second run there")
         return None
     return lock
-
-
-def _check_can_start_again(directory: Path) -> None:
-    """Refuse to start from the beginning where finished work would be lost."""
-    if (directory / ADAPTER).exists():
-        raise InputError(
-            f"--resume: {directory} holds a finished run without complete checkpoints: give "
-            "another --output_dir"
-        )
-    proven = any((path / MANIFEST).exists() for path in checkpoints_of(directory))
-    saved = [path for path in checkpoints_of(directory) if (path / STATE).is_file()]
-    if saved and not proven and not _records_fingerprints(directory):
-        raise InputError(
-            f"--resume: {saved[0]} has no {MANIFEST}, because an older version saved it: resume "
-            "with that version, or give another --output_dir"
-        )
-
-
-def _records_fingerprints(directory: Path) -> bool:
-    try:
-        return bool(read_json(directory / ENVIRONMENT, Recorded))
-    except InputError:
-        return False
 
 
 def _check_can_resume(
@@ -281,7 +259,8 @@ def _read_settings(directory: Path, now: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_settings(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> None:
-    changed = _changed_keys(before, now)
+    compared = sorted(key for key in before.keys() & now.keys() if not key.startswith(FREE))
+    changed = [key for key in compared if before[key] != now[key]]
     refused = [key for key in changed if key.startswith(FIXED)]
     if refused:
         were = ", ".join(f"{key} {_one_line(before[key])}" for key in refused)
@@ -297,15 +276,12 @@ def _one_line(value: Any) -> str:
     return " ".join(str(value).split())
 
 
-def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    keys = sorted(key for key in before.keys() & now.keys() if not key.startswith(FREE))
-    return [key for key in keys if before[key] != now[key]]
-
-
 def _check_fingerprints(
     before: Recorded, now: Recorded, step: int, accept_changes: bool
 ) -> Recorded:
-    changed = differences(before.fingerprints, now.fingerprints)
+    # Rewards that were added or removed are a change of the settings.
+    both = before.fingerprints.keys() & now.fingerprints.keys()
+    changed = sorted(name for name in both if before.fingerprints[name] != now.fingerprints[name])
     if changed and not accept_changes:
         raise InputError(
             f"--resume: changed since the run was started: {', '.join(changed)}: restore what was "
@@ -345,7 +321,7 @@ def _is_kept(line: str, step: int) -> bool:
 
 def _print(line: str) -> None:
     if PartialState().is_main_process:
-        print(line, file=sys.stderr)
+        print(printable(line), file=sys.stderr)
 
 
 def resolved_config(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def test_a_name_that_the_hub_cannot_have_is_refused_at_once(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sologrpo.data.dataset.load_dataset", pytest.fail)
-    with pytest.raises(InputError, match=r"no such local path.*no data set on the hub"):
+    with pytest.raises(InputError, match=r"there is no .* and a name on the Hub is USER/NAME"):
         load_rows(name, "train")
 
 

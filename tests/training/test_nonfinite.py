@@ -1,6 +1,7 @@
 """A loss or gradient that is not finite never reaches the weights."""
 
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from fixed_rollouts import MIXED, config, fixed_reward, make_trainer
+from scripts import last_line, printed_by, train_without_report
 from sologrpo.errors import RunError
 from sologrpo.training.nonfinite import all_finite
 from sologrpo.training.trainer import SoloGRPOTrainer
@@ -113,3 +115,39 @@ def test_all_finite() -> None:
     assert all_finite([torch.tensor(0.0)])
     for bad in (float("nan"), float("inf"), -float("inf")):
         assert not all_finite([torch.tensor(1.0), torch.tensor([0.0, bad])])
+
+
+# -- weights -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("trainer", ["solo", "stock"])
+def test_weights_that_are_not_finite_are_never_saved(
+    trainer: str,
+    value: float,
+    config_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    step, steps, run = torch.optim.AdamW.step, [], tmp_path / "run"
+
+    def too_far(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        step(optimizer, *args, **kwargs)
+        steps.append(1)
+        if len(steps) == BAD_STEP:
+            optimizer.param_groups[0]["params"][-1].data.view(-1)[0] = value
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", too_far)
+    command = ("--config", config_file, "--max_steps", 3, "--trainer", trainer)
+    ended = printed_by(train_without_report(), capfd, *command)
+    assert ended.code == 1
+    assert last_line(ended).startswith("error: step 2 made weights of the adapter NaN or infinite")
+    assert f"{run / 'checkpoint-1'} is complete" in ended
+    assert "Traceback" not in ended
+    assert sorted(path.name for path in run.rglob("*.safetensors")) == ["adapter_model.safetensors"]
+    (saved,) = run.rglob("adapter_model.safetensors")
+    assert saved.parent == run / "checkpoint-1"
+    assert all_finite(load_file(str(saved)).values())
+    monkeypatch.undo()
+    assert printed_by(train_without_report(), capfd, *command, "--resume").code == 0

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -353,6 +354,18 @@ def test_a_signal_saves_and_stops(
     assert signal.getsignal(number) is before
     assert train(run, "--resume", *saving)[0] == 0
     assert_same_run(run, uninterrupted)
+
+
+def test_sys_exit_in_training_is_a_failure(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leaving(*_: object) -> None:
+        sys.exit(0)
+
+    monkeypatch.setattr("sologrpo.training.run.train_from", leaving)
+    code, stderr = train(tmp_path / "run")
+    assert code == 1
+    assert stderr.splitlines()[-1].startswith("error: sys.exit(0) was called during training")
 
 
 @pytest.mark.usefixtures("ctrl_c_allowed")
