@@ -154,10 +154,11 @@ def _read_sentence(text: str) -> Number:
     if "=" in simple and (number := _equation_value(simple)) is not None:
         return number
     found = list(_numbers(simple))
+    _refuse_operations(simple)
     skeleton = _blank(simple, found).lower()
     words = list(_word_numbers(skeleton, with_digits=bool(found)))
     skeleton = _blank(skeleton, words)
-    _refuse_by_wording(skeleton, [*_WORDING, _NEGATED_NAME, _ARITHMETIC, _STRAY_SIGN])
+    _refuse_by_wording(skeleton, [*_WORDING, _NEGATED_NAME, _ARITHMETIC, _SCALED, _STRAY_SIGN])
     values = {item.number for item in found + words}
     if not values:
         raise _NotOneValueError("the answer contains no number")
@@ -179,6 +180,19 @@ def _blank(text: str, found: list[_Found]) -> str:
         pieces += [text[last : item.start], " 0 "]
         last = item.end
     return re.sub(r"\s+", " ", "".join(pieces) + text[last:])
+
+
+_WORD = re.compile(r"[^\W\d_]{2}|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
+
+
+def _refuse_operations(text: str) -> None:
+    """Raise for a sign that stands for an operation or another number, wherever it is."""
+    before, mark, _ = text.partition("!")
+    if mark and not _WORD.search(before):  # "The answer is 18!" is an exclamation
+        raise _NotOneValueError("the answer is a factorial")
+    for sign in text:
+        if unicodedata.category(sign) in ("No", "Nl"):  # "18½", "18 ⁴", "18 ⑨"
+            raise _NotOneValueError(f"the answer contains {sign!a}")
 
 
 # --- simplify: other scripts, LaTeX, Markdown ---------------------------------------------------
@@ -208,7 +222,7 @@ _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+
 _POWER_OF_TEN = re.compile("(?<![0-9])10([⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+)")
 # "18 cm^2", "18 m²", "18 cm2". "x² = 18" does not give x.
 _AREA_UNIT = re.compile(
-    r"(?:(?<=[A-Za-z])\s*(?:\^ ?\{?[23]\}?|[²³])|(?:(?<=[ckdm]m)|(?<= m)|(?<=ft))[23])"
+    r"(?:(?<=[A-Za-z])\s*(?:\^ ?\{?[23]\}?|⁻?[¹²³])|(?:(?<=[ckdm]m)|(?<= m)|(?<=ft))[23])"
     r"(?!\w|\s*=)"
 )
 # "x_1 = 18" and "x_{12} = 18": the index is part of the name.
@@ -293,7 +307,8 @@ _OPENING_MARK = re.compile(r"(?<![^\s(\[\"':$])(?<!\w[\"'])[*_`]{1,3}(?=[^\s*_`]
 _CLOSING_MARK = re.compile(r"(?<=[^\s*_`])[*_`]{1,3}(?![^\s.,;:!?)\]\"'$%])")
 _FENCE = re.compile(r"```[a-z]*\s")
 _FORBIDDEN_SIGN = re.compile(
-    r"[<>\u2260\u2264-\u2275\u2a7d\u2a7e|\\^@±\u2213√∞²³✗✘❌\u20e3\u0336]|~~|``"
+    r"[<>\u2241\u2244\u2246\u2247\u2249\u2260-\u22ff\u2a7d\u2a7e|\\^@±\u2213√∞²³✗✘❌\u20e3\u0336]|~~|``"
+    r"|[!/] ?="
     r"|&(?![A-Za-z])|(?<![A-Za-z])&"
     # Chinese and Japanese: multiples, negations, bounds, halves.
     r"|[零十百千万萬亿億兆不非没沒無无未负負减減半多少超过過至于於以或]"
@@ -340,7 +355,7 @@ _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 _ALLOWED_BEFORE = " \t\n\r\f\v([\"':=#~,;*_$→⇒•№"
 # Letters may follow if they can be a unit: two or more letters, or a common short one.
 _ALLOWED_AFTER = re.compile(
-    rf"""$ | \s | [;!?%°"\])}}=~] | [,:'](?![0-9]) | [*_]+(?![\w(]) | \.(?![.0-9])
+    rf"""$ | \s | [;!?%°"\u2032\u2033\])}}=~] | [,:'](?![0-9]) | [*_]+(?![\w(]) | \.(?![.0-9])
       | [\u2600-\u2775\U0001f300-\U0001faff] | {_UNSPACED.pattern}
       | -\s?[^\W\d_] | /\s*(?:[A-Za-z]{{2,}}|[mgshldL]\b) | {_CURRENCY}
       | (?!ish\b|[eE]\d)[^\W\d_]{{2,}}(?![0-9_]) | [mgshlLdCF](?![\w])""",
@@ -514,9 +529,11 @@ _WORDING = [
     (
         "the answer is a fraction or a mixed number",
         r"\band (?:an? |0 )?half\b|\bhalf (?:of |an? |past )?0|\b0 half\b(?!-)"
-        r"|\b(?:an?|0) (?:third|quarter|fourth|fifth|sixth|eighth|tenth)\b(?! grade)"
-        r"|\b(?:thirds|fourths|fifths|sixths|sevenths|eighths|ninths|tenths|hundredths)\b"
-        r"|\band (?:a bit|a fraction|some|change)\b|\bpoint\s+0|[¼-¾⅐-⅞]",
+        r"|\b(?:an?|0)[ -]+(?:third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth"
+        r"|\w+teenth|\w+tieth|hundredth|thousandth)\b(?! grade)"
+        r"|\b(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|\w+teenth|\w+tieth|hundredth"
+        r"|thousandth)s\b"
+        r"|\band (?:a bit|a fraction|some|change)\b|\bpoint\s+0",
     ),
     (
         "the answer is a placeholder",
@@ -534,14 +551,23 @@ _WORDING = [
         r"|\bif (?:the )?(?:gold|reference|expected|target)\b",
     ),
 ]
+_SCALED = (
+    "the answer is scaled by a word",
+    r"\b0 (?:grand|thou)\W*$|\b0 ?(?:per ?mille?|basis points?|bps)\b"
+    r"|\b(?:in )?(?:hex|hexadecimal|octal|binary)\W*$",
+)
 # "-x = 18" gives the negative of x.
 _NEGATED_NAME = ("the answer is unevaluated arithmetic", r"(?<!\w)-(?:[a-z]|\s[a-z]\b)[^=]*=")
 _STRAY_SIGN = ("the sign is unclear", r"\b(?:minus|negative)\b(?! 0)")
 _ARITHMETIC = (
     "the answer is unevaluated arithmetic",
     r"\b(?:twice|thrice|double|triple|quadruple)\s+(?:\w+\s+)?0"
-    r"|\b0\s+(?:twice|doubled|tripled|squared|cubed|factorial|plus|minus)\b|\bplus\s+0"
-    r"|\b(?:square|cube) root\b|\+|[*/][\s(]*0|0\s*(?:[xyn]|pi|sin|cos|ln|sqrt)\b"
+    r"|\b0\s+(?:twice|doubled|tripled|squared|cubed|plus|minus)\b|\bplus\s+0"
+    r"|\b(?:square|cube) root\b|\bfactorial\b|0 ?-\s*$"
+    r"|\b(?:square|cube|root|reciprocal|inverse|opposite|negative|logarithm|log) of (?:the )?0"
+    # At the start or after "=", where "they log 18 hours" does not stand.
+    r"|(?:\A|[=:(])\s*(?:log|ln|lg|exp|sin|cos|tan|abs|sqrt)\b\s*(?:0|[a-z]\s*=)"
+    r"|\+|[*/][\s(]*0|0\s*(?:[xyn]|pi|sin|cos|ln|sqrt)\b"
     # A minus separated from its number by a bracket: "-(12)".
     r"|(?:^|[=:()])\s*-\W*0"
     # A bracket that is multiplied or divided: "(18)/x".

@@ -63,6 +63,27 @@ def test_guide_on_what_the_answer_says(row, prompt_format):
     assert is_correct(completion, f"#### {gold}", prompt_format) is WORDS[verdict]
 
 
+SIGNS = [
+    (answer.replace("\\|", "|"), right)
+    for _, *columns in rows_under("Kind", "Right", "Wrong")
+    for right, cell in zip((True, False), columns, strict=True)
+    for answer in cell.split("` `")
+    if answer != "none"
+]
+
+
+@pytest.mark.parametrize("prompt_format", ["xml", "boxed"])
+@pytest.mark.parametrize(("answer", "right"), SIGNS)
+def test_guide_on_signs_and_words_at_the_number(answer, right, prompt_format):
+    completion = throughput.TEMPLATES[prompt_format].format(reasoning="9 * 2", answer=answer)
+    assert is_correct(completion, "#### 18", prompt_format) is right
+
+
+def test_the_guide_has_signs_of_both_kinds():
+    assert sum(right for _, right in SIGNS) > 25
+    assert sum(not right for _, right in SIGNS) > 60
+
+
 @pytest.mark.parametrize("row", BOTH, ids=lambda row: row[0])
 def test_guide_on_strict_and_lenient(row):
     completion, gold, strict, lenient = row

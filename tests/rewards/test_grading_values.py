@@ -49,7 +49,7 @@ SAYS_18 = {
         "approximately 18 dollars", "~18", "≈ 18", "18, but I'm not sure",
     ],
     "quotes, degrees, emoji, arrows": ["«18»", "18℃", "18🎉", "→ 18", "9 times 2 = 18"],
-    "loose wording and punctuation": ["18 or so", "18!", "18;", "18,"],
+    "loose wording and punctuation": ["18 or so", "18;", "18,"],
     "quotes and brackets": ["'18'", '"18"', "“18”", "(18)", "[18]", "{18}", '{"answer": 18}'],
     "Markdown and HTML": [
         "**18**", "**$18**", "**18** eggs", "**18 eggs**", "**Answer:** 18", "*18*", "***18***",

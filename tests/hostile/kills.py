@@ -1,0 +1,155 @@
+"""`kill -9` at random moments of training, evaluation and export; each is resumed to its end.
+
+Training is started as in the README, with `accelerate launch` and the shipped recipes. The others
+are forks, so that no kill is spent on the seconds of importing.
+"""
+
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from sandbox import RECIPES, RUN, Entry, copy, snapshot
+from scripts import launch_command
+from server import Ended, Job, Server
+
+# With `auto`, the engine of a 4-bit run is the one that was faster in its first step.
+STEPS = 6
+TIMEOUT = 240.0  # seconds
+KILLED = -9
+ATTEMPTS = 20  # kills that come after the end do not count
+
+
+@dataclass(frozen=True)
+class Work:
+    """A command that is killed.
+
+    Attributes:
+        name: as reported.
+        argv: arguments of `sologrpo`.
+        again: added to `argv` after a kill.
+        begins: path that appears when the work begins; empty for a fork.
+        results: suffixes of the files that must be the same bits.
+        below: folders of those.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    again: tuple[str, ...]
+    begins: str
+    results: tuple[str, ...]
+    below: tuple[str, ...]
+
+
+def works() -> dict[str, list[Work]]:
+    """Return what is killed, by command."""
+    new = f"{RUN}/eval/new"
+    return {
+        "train": [
+            Work(
+                f"train {recipe}",
+                ("train", "--config", f"configs/{recipe}.yaml", "--output_dir", "runs/new",
+                 "--max_steps", str(STEPS), "--sampling_engine", "merged"),
+                ("--resume",), "runs/new", (".safetensors", ".parquet"),
+                ("runs/new/adapter", "runs/new/completions"),
+            )
+            for recipe in RECIPES
+        ],
+        "evaluate": [
+            Work("evaluate", ("evaluate", "--run", RUN, "--label", "new"), ("--resume",), "",
+                 ("records.jsonl",), (new, f"{RUN}/eval/baseline")),
+        ],
+        "export": [
+            Work("export", ("export", "--run", RUN, "--save_merged", "out/new", "--save_4bit",
+                            "out/new4", "--parity_problems", "4"), (), "",
+                 (".safetensors",), ("out/new", "out/new4")),
+        ],
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Killed:
+    """Record the seconds after which a work was killed, and what differs at its end."""
+
+    work: str
+    moments: tuple[float, ...]
+    difference: str
+
+
+class Killer:
+    """Kills works in copies of a folder, on several servers at a time."""
+
+    def __init__(self, original: Path, scratch: Path, servers: Sequence[Server]) -> None:
+        self._original, self._scratch = original, scratch
+        self._count = len(servers)
+        self._free: SimpleQueue[Server] = SimpleQueue()
+        for server in servers:
+            self._free.put(server)
+
+    def kill(self, seed: int, command: str, kills: int) -> list[Killed]:
+        """Kill one command this many times, and resume it after each."""
+        rng = random.Random(f"{seed} {command}")
+        plan = []
+        while kills > 0:
+            times = min(kills, rng.randint(1, 2))
+            plan.append((rng.choice(works()[command]), times, rng.random()))
+            kills -= times
+        with ThreadPoolExecutor(self._count) as pool:
+            return list(pool.map(lambda item: self._kill(*item), plan))
+
+    def _kill(self, work: Work, times: int, seed: float) -> Killed:
+        rng, server = random.Random(seed), self._free.get()
+        try:
+            folder = self._scratch / f"{work.name.replace(' ', '-')}-{seed}"
+            whole, seconds = self._uninterrupted(work, folder / "whole", server)
+            home = copy(self._original, folder / "killed") / "home"
+            moments: list[float] = []
+            argv = work.argv
+            for _ in range(ATTEMPTS):
+                if len(moments) == times:
+                    break
+                moment = round(rng.uniform(0, seconds), 3)
+                ended = server.run(self._job(work, argv, home, moment))
+                if ended.code == KILLED:
+                    moments.append(moment)
+                    argv = (*work.argv, *work.again)
+                else:  # at its end before the kill: from the start
+                    home = copy(self._original, folder / f"killed-{rng.random()}") / "home"
+                    moments, argv = [], work.argv
+            ended = server.run(self._job(work, argv, home, None))
+            return Killed(work.name, tuple(moments), _difference(work, ended, home, whole))
+        finally:
+            self._free.put(server)
+
+    def _uninterrupted(
+        self, work: Work, folder: Path, server: Server
+    ) -> tuple[dict[str, Entry], float]:
+        home = copy(self._original, folder) / "home"
+        ended = server.run(Job([*work.argv], str(home), str(home.parent), TIMEOUT))
+        assert ended.code == 0, ended
+        return _results(work, home), ended.seconds
+
+    def _job(self, work: Work, argv: Sequence[str], home: Path, moment: float | None) -> Job:
+        job = Job([*argv], str(home), str(home.parent), TIMEOUT, kill_after=moment)
+        if work.begins:
+            job.argv, job.command = job.argv[1:], launch_command()
+            job.kill_when = str(home / work.begins)
+        return job
+
+
+def _results(work: Work, home: Path) -> dict[str, Entry]:
+    return {
+        path: entry for path, entry in snapshot(home).items()
+        if path.startswith(tuple(f"{folder}/" for folder in work.below))
+        and path.endswith(work.results)
+    }  # fmt: skip
+
+
+def _difference(work: Work, ended: Ended, home: Path, whole: dict[str, Entry]) -> str:
+    if ended.code != 0:
+        return f"exit {ended.code}: {ended.err[-2000:]}"
+    found = _results(work, home)
+    different = [path for path in {*found, *whole} if found.get(path) != whole.get(path)]
+    return ", ".join(sorted(different)) if found else "no results"

@@ -1,0 +1,205 @@
+"""Run command lines of the project quickly: in forks of a process that has imported everything.
+
+Importing torch, transformers and TRL takes seconds; a fork has them at once. A job with `command`
+is a separate program instead, started as a user does.
+"""
+
+import atexit
+import faulthandler
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON_PATH = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+GRACE = 20.0  # seconds between Ctrl-C and kill -9
+ADDRESS_SPACE = 16 * 2**30  # bytes
+PATIENCE = 0.01  # seconds between two looks at a child
+
+
+@dataclass
+class Job:
+    """A command line to run.
+
+    Attributes:
+        argv: arguments of `sologrpo`; of `command` if there is one.
+        cwd: folder to run it in.
+        output: folder for `out` and `err`, what it prints.
+        timeout: seconds after which it gets Ctrl-C.
+        command: program to start instead of calling `sologrpo.cli.main`.
+        environment: added to the server's own.
+        kill_after: seconds after which it gets `kill -9`, with all its children.
+        kill_when: file or folder whose appearance starts those seconds; by default, they start
+            with the process.
+    """
+
+    argv: list[str]
+    cwd: str
+    output: str
+    timeout: float = 60.0
+    command: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    kill_after: float | None = None
+    kill_when: str = ""
+
+
+@dataclass
+class Ended:
+    """Describe the end of a job: `code` is negative for a signal; a timeout sets `interrupted`."""
+
+    code: int
+    seconds: float
+    interrupted: bool
+    out: str
+    err: str
+
+
+class Server:
+    """The process that forks; one job at a time."""
+
+    def __init__(self, scratch: Path) -> None:
+        scratch.mkdir(parents=True, exist_ok=True)
+        caches = {"HF_HOME": "hf", "HF_DATASETS_CACHE": "datasets", "MPLCONFIGDIR": "matplotlib"}
+        environment = os.environ | {name: str(scratch / folder) for name, folder in caches.items()}
+        environment |= {
+            "PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+            "MPLBACKEND": "agg", "TOKENIZERS_PARALLELISM": "false", "WANDB_MODE": "disabled",
+            "PIP_NO_INDEX": "1", "COLUMNS": "200",
+        }  # fmt: skip
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=environment, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, job: Job) -> Ended:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        Path(job.output).mkdir(parents=True, exist_ok=True)
+        self._process.stdin.write(json.dumps(asdict(job)) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        out, err = (
+            Path(job.output, name).read_text(encoding="utf-8", errors="replace")
+            for name in ("out", "err")
+        )
+        return Ended(**answer, out=out, err=err)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve() -> Job | None:
+    """Answer jobs until stdin ends. In the fork of a job, return the job."""
+    for line in sys.stdin:
+        job = Job(**json.loads(line))
+        pid = os.fork()
+        if pid == 0:
+            become(job)
+            return job
+        print(json.dumps(wait_for(pid, job)), flush=True)
+    return None
+
+
+def become(job: Job) -> None:
+    """Turn the fork into a process such as a shell starts."""
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.chdir(job.cwd)
+    os.environ.update(job.environment)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, name in ((1, "out"), (2, "err")):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+        os.dup2(os.open(Path(job.output, name), flags), number)
+    if job.command:
+        os.execvp(job.command[0], [*job.command, *job.argv])
+
+
+def wait_for(pid: int, job: Job) -> dict[str, Any]:
+    start, interrupts = time.monotonic(), 0
+    marked = None if job.kill_when else start
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        seconds = time.monotonic() - start
+        if ended:
+            break
+        if marked is None and os.path.exists(job.kill_when):
+            marked = time.monotonic()
+        if job.kill_after is not None and marked and time.monotonic() - marked > job.kill_after:
+            _signal(pid, signal.SIGKILL)
+        elif seconds > job.timeout + GRACE * interrupts:
+            if not (interrupts or job.command):
+                _signal(pid, signal.SIGUSR1)
+            # The second Ctrl-C is for a run that finishes its step after the first.
+            _signal(pid, signal.SIGINT if interrupts < 2 else signal.SIGKILL)
+            interrupts += 1
+        time.sleep(PATIENCE)
+    _signal(pid, signal.SIGKILL)  # children that survive it
+    code = os.waitstatus_to_exitcode(status)
+    return {"code": code, "seconds": round(seconds, 2), "interrupted": bool(interrupts)}
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def import_everything() -> None:
+    import gc
+    import runpy
+
+    import sologrpo.cli
+    import sologrpo.export.export
+    import sologrpo.plan.doctor
+    import sologrpo.plan.reward_check
+    import sologrpo.report.report
+    import sologrpo.scoring  # noqa: F401
+
+    runpy.run_path(str(ROOT / "train.py"))
+    gc.collect()
+    gc.freeze()
+
+
+def call(argv: list[str]) -> None:
+    """Run the command line as the `sologrpo` program does, and end this process."""
+    from sologrpo.cli import main
+
+    faulthandler.register(signal.SIGUSR1)  # shows where a process hangs
+    sys.argv = ["sologrpo", *argv]
+    try:
+        main(argv)
+        code: Any = 0
+    except SystemExit as error:
+        code = error.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    # What Python does at exit, up to the libraries: those do not expect to be forked.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        if not stream.closed:
+            stream.flush()
+    os._exit(code or 0)
+
+
+if __name__ == "__main__":
+    import_everything()
+    sys.path.remove(str(Path(__file__).parent))
+    if (mine := serve()) is not None:
+        call(mine.argv)
