@@ -14,8 +14,7 @@ if __name__ == "__main__":  # first, so that Ctrl-C ends in one line during the 
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
+from sologrpo.console import Terminal
 from sologrpo.errors import one_line_errors
 from sologrpo.scoring import print_precisions, print_results, regrade
 
@@ -42,7 +41,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     from sologrpo.report import write_report
 
     prepare_process()
-    console = Console()
+    console = Terminal()
     settings = parse_evaluation(arguments)
     if settings.adapter:
         check_adapter(settings.adapter, settings.model.model_name_or_path)
@@ -59,7 +58,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     if export is not None:
         export_and_push(export, console)
     if settings.run:
-        console.print(f"report        {write_report(settings.run)}", highlight=False)
+        console.print(f"report        {write_report(settings.run)}", soft_wrap=True)
 
 
 if __name__ == "__main__":

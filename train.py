@@ -10,10 +10,9 @@ if __name__ == "__main__":  # first, so that Ctrl-C ends in one line during the 
 
     start_process()
 
-from rich.console import Console
-
 from rewards import load_rewards
 from sologrpo.config import parse_config
+from sologrpo.console import Terminal
 from sologrpo.data import load_train_and_validation
 from sologrpo.environment import prepare_process
 from sologrpo.errors import one_line_errors
@@ -36,7 +35,7 @@ def main() -> None:
     """Run the stages of training."""
     prepare_process()
     run, args, model_args = settings = parse_config()
-    console = Console(quiet=args.process_index != 0)
+    console = Terminal(quiet=args.process_index != 0)
 
     # Bad input is found before the run directory is made.
     tokenizer = load_tokenizer(model_args.model_name_or_path, args.trust_remote_code)
@@ -59,9 +58,9 @@ def main() -> None:
         save_adapter(trainer, opened.adapter)
         if trainer.is_world_process_zero():
             report = write_report(opened.directory)
-            console.print(f"adapter  {opened.adapter}\nreport   {report}")
+            console.print(f"adapter  {opened.adapter}\nreport   {report}", soft_wrap=True)
             push.finish(opened.adapter, str(model_args.model_name_or_path))
-            console.print(f"next     sologrpo evaluate --run {opened.directory}")
+            console.print(f"next     sologrpo evaluate --run {opened.directory}", soft_wrap=True)
 
 
 if __name__ == "__main__":
