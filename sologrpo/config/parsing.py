@@ -18,7 +18,7 @@ from trl import ModelConfig, TrlParser
 from rewards import check_is_list, make_importable, name_of_spec
 from sologrpo.command_line import Parser
 from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
-from sologrpo.config.checks import CREDENTIALS, Text, check_settings, refusing
+from sologrpo.config.checks import CREDENTIALS, check_settings, free_text, refusing
 from sologrpo.errors import InputError, first_line
 from sologrpo.files import ENVIRONMENT, RUN_CONFIG, recipes
 from sologrpo.prompts import PROMPT_FORMATS
@@ -30,7 +30,7 @@ COMMAND_LINE, PROJECT = "command line", "SoloGRPO"
 # Columns of the table of completions, besides the rewards (TRL 1.16.0, grpo_trainer.py:3343-3350).
 LOGGED_COLUMNS = {"step", "prompt", "completion", "advantage"}
 # What `env` in a config file may hold, by name.
-Variable = Annotated[str, AfterValidator(Text(free=True, url=True))] | bool | int | float
+Variable = Annotated[str, AfterValidator(free_text)] | bool | int | float
 
 # Names from other trainers and older versions of TRL, and what to write instead.
 RENAMED: dict[str, str] = {

@@ -248,7 +248,7 @@ def test_a_clock_that_is_set_back(
     monkeypatch.setattr(time, "time", back)
     monkeypatch.setattr(set_back, "__name__", "digit_share")
     monkeypatch.setattr("tiny.digit_share", set_back)
-    ended = train("--save_total_limit", "1")
+    ended = train("--save_total_limit", "1", "--reward_workers", "0")
     assert ended.code == 0, ended
     assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-2"]
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
