@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from trl import ModelConfig, TrlParser
 
@@ -290,8 +290,13 @@ def load_run_config(directory: Path) -> dict[str, Any]:
 def recorded_dtype(directory: Path) -> str | None:
     """Read the dtype that a run resolved to, or None if the run has not recorded it."""
     path = directory / ENVIRONMENT
-    return read_json(path, _Environment).dtype if path.exists() else None
+    return read_json(path, RunEnvironment).dtype if path.exists() else None
 
 
-class _Environment(Schema):
+class RunEnvironment(Schema):
+    """Describe what is read of `environment.json` again."""
+
     dtype: Annotated[str, one_of("float32", "bfloat16", "float16")] | None = None
+    device: str = ""
+    python: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
