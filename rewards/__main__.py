@@ -15,7 +15,7 @@ import inspect
 import math
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rewards import (
     PROMPT_FORMATS,
@@ -27,6 +27,7 @@ from rewards import (
     lenient_is_correct,
     load_rewards,
 )
+from rewards.logs import log_nothing
 
 COLUMNS = ("question", "answer", "prompt_format")  # of every data set
 
@@ -117,15 +118,11 @@ def _score(reward: Reward, completion: str, gold: str, prompt_format: str) -> st
     row = {"question": "", "answer": gold, "prompt_format": prompt_format}
     scores = reward(
         prompts=[""], completions=[completion], **{name: [row[name]] for name in COLUMNS},
-        trainer_state=None, log_extra=_log_nothing, log_metric=_log_nothing,
+        trainer_state=None, log_extra=log_nothing, log_metric=log_nothing,
     )  # fmt: skip
     if inspect.iscoroutine(scores):
         scores = asyncio.run(scores)
     return "cannot judge (None)" if scores[0] is None else f"{scores[0]:+g}"
-
-
-def _log_nothing(name: str, value: Any) -> None:
-    """Take the place of TRL's loggers."""
 
 
 def _seconds(text: str) -> float:
