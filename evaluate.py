@@ -6,10 +6,10 @@ baseline and of the trained model -> table -> export -> report.
 the completions of an earlier evaluation again, without a model.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C ends in one line during the imports too
-    from sologrpo.startup import start_process
+if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need not wait for them
+    from sologrpo.cli import run_script
 
-    start_process()
+    run_script("evaluate")
 
 import sys
 from collections.abc import Sequence
@@ -60,7 +60,3 @@ def evaluate(arguments: Sequence[str]) -> None:
         export_and_push(export, console)
     if settings.run:
         console.print(f"report        {write_report(settings.run)}", highlight=False)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,10 +5,10 @@ the order that the data flows:
 config -> data -> rewards -> run directory -> model -> trainer -> train -> adapter -> report.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C ends in one line during the imports too
-    from sologrpo.startup import start_process
+if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need not wait for them
+    from sologrpo.cli import run_script
 
-    start_process()
+    run_script("train")
 
 from rich.console import Console
 
@@ -62,7 +62,3 @@ def main() -> None:
             console.print(f"adapter  {opened.adapter}\nreport   {report}")
             push.finish(opened.adapter, str(model_args.model_name_or_path))
             console.print(f"next     sologrpo evaluate --run {opened.directory}")
-
-
-if __name__ == "__main__":
-    main()
