@@ -7,6 +7,9 @@ the completions of an earlier evaluation again, without a model.
 """
 
 if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need not wait for them
+    from sologrpo.startup import start_process
+
+    start_process()
     from sologrpo.cli import run_script
 
     run_script("evaluate")
@@ -14,8 +17,7 @@ if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need no
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
+from sologrpo.console import Terminal
 from sologrpo.errors import one_line_errors
 from sologrpo.scoring import print_precisions, print_results, regrade
 
@@ -42,7 +44,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     from sologrpo.report import write_report
 
     prepare_process()
-    console = Console()
+    console = Terminal()
     settings = parse_evaluation(arguments)
     if settings.adapter:
         check_adapter(settings.adapter, settings.model.model_name_or_path)
@@ -59,4 +61,4 @@ def evaluate(arguments: Sequence[str]) -> None:
     if export is not None:
         export_and_push(export, console)
     if settings.run:
-        console.print(f"report        {write_report(settings.run)}", highlight=False)
+        console.print(f"report        {write_report(settings.run)}", soft_wrap=True)

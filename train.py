@@ -6,14 +6,16 @@ config -> data -> rewards -> run directory -> model -> trainer -> train -> adapt
 """
 
 if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need not wait for them
+    from sologrpo.startup import start_process
+
+    start_process()
     from sologrpo.cli import run_script
 
     run_script("train")
 
-from rich.console import Console
-
 from rewards import load_rewards
 from sologrpo.config import parse_config
+from sologrpo.console import Terminal
 from sologrpo.data import load_train_and_validation
 from sologrpo.environment import prepare_process
 from sologrpo.errors import one_line_errors
@@ -36,7 +38,7 @@ def main() -> None:
     """Run the stages of training."""
     prepare_process()
     run, args, model_args = settings = parse_config()
-    console = Console(quiet=args.process_index != 0)
+    console = Terminal(quiet=args.process_index != 0)
 
     # Bad input is found before the run directory is made.
     tokenizer = load_tokenizer(model_args.model_name_or_path, args.trust_remote_code)
@@ -59,6 +61,6 @@ def main() -> None:
         save_adapter(trainer, opened.adapter)
         if trainer.is_world_process_zero():
             report = write_report(opened.directory)
-            console.print(f"adapter  {opened.adapter}\nreport   {report}")
+            console.print(f"adapter  {opened.adapter}\nreport   {report}", soft_wrap=True)
             push.finish(opened.adapter, str(model_args.model_name_or_path))
-            console.print(f"next     sologrpo evaluate --run {opened.directory}")
+            console.print(f"next     sologrpo evaluate --run {opened.directory}", soft_wrap=True)

@@ -35,7 +35,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run_script(command: str) -> NoReturn:
     """Run `train.py` or `evaluate.py` with the arguments of the process, as `sologrpo` does."""
-    start_process()
     _run(command, sys.argv[1:])
     sys.exit()
 

@@ -3,8 +3,29 @@
 import logging
 import math
 import warnings
+from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console
+from rich.segment import Segment
+
+from sologrpo.errors import escaped
+
+
+class Terminal(Console):
+    """Print text from anywhere as it is: no markup, and control characters escaped.
+
+    rich 15.0 removes few of these (control.py:14). Its `_render_buffer` (console.py:2132) gets all
+    text that is printed, also of tables and progress bars, before the colours are added.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        return super()._render_buffer(
+            part if part.control else Segment(escaped(part.text), part.style) for part in buffer
+        )
 
 
 def print_line(console: Console, text: str, style: str | None = None) -> None:

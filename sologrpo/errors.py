@@ -60,8 +60,12 @@ def printable(text: str) -> str:
     >>> printable("no file \\x1b[2J\\nin sight")
     'no file \\\\x1b[2J in sight'
     """
-    line = " ".join(text.splitlines())
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    return escaped(" ".join(text.splitlines()))
+
+
+def escaped(text: str) -> str:
+    """Escape control and invisible characters but line breaks: data may hold terminal commands."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def cannot_write(error: BaseException) -> str | None:

@@ -24,7 +24,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
 from sologrpo.config.export import DEQUANTISED, ORIGINAL, ExportArguments
-from sologrpo.console import print_line, quiet_libraries
+from sologrpo.console import Terminal, print_line, quiet_libraries
 from sologrpo.data.dataset import load_train_and_validation
 from sologrpo.device import prepare_cpu
 from sologrpo.errors import InputError, one_line_errors
@@ -331,7 +331,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise InputError(
             "nothing to do: give --save_merged FOLDER, --save_4bit FOLDER or --push_to_hub NAME"
         )
-    export_and_push(export, Console())
+    export_and_push(export, Terminal())
 
 
 if __name__ == "__main__":

@@ -19,10 +19,9 @@ from typing import Literal
 
 import psutil
 from packaging.requirements import Requirement
-from rich.console import Console
 
 from sologrpo.command_line import Parser
-from sologrpo.console import gibibytes, print_line, quiet_libraries
+from sologrpo.console import Terminal, gibibytes, print_line, quiet_libraries
 from sologrpo.errors import one_line_errors
 
 Status = Literal["ok", "warning", "error"]
@@ -234,13 +233,13 @@ def main(argv: Sequence[str]) -> None:
         formatter_class=RawDescriptionHelpFormatter,
     ).parse(argv)
     quiet_libraries()
-    console = Console()
+    console = Terminal()
     statuses = []
     for name, check in CHECKS.items():
         found = examine(check)
         statuses.append(found.status)
         colour = COLOURS[found.status]
-        console.print(f"{name:<13}[{colour}]{found.status:<8}[/]", end="", highlight=False)
+        console.print(f"{name:<13}[{colour}]{found.status:<8}[/]", end="", markup=True)
         print_line(console, found.text)
         if found.fix:
             print_line(console, f"{'':21}-> {found.fix}")

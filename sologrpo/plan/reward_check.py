@@ -32,7 +32,7 @@ from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.config.parsing import parse_config
 from sologrpo.console import quiet_libraries
 from sologrpo.data.dataset import build_prompts, load_rows
-from sologrpo.errors import one_line_errors
+from sologrpo.errors import escaped, one_line_errors
 from sologrpo.plan.trials import Answers, Bench, Trial
 from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.training.advantages import RIGHT
@@ -189,7 +189,7 @@ def main(argv: Sequence[str]) -> None:
     """
     quiet_libraries()
     report = check_run(argv)
-    print(report.text())
+    print(escaped(report.text()))
     sys.exit(1 if report.failures else 0)
 
 

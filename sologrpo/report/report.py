@@ -20,7 +20,7 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from sologrpo.errors import InputError, one_line_errors
+from sologrpo.errors import InputError, one_line_errors, printable
 from sologrpo.files import REPORT, REWARD_CURVE, write_atomically
 from sologrpo.report import values
 from sologrpo.report.charts import draw_accuracies, draw_chapters
@@ -198,8 +198,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     arguments = parser.parse_args(argv)
     if len(arguments.run_dirs) > 1:
-        print(write_comparison(arguments.run_dirs, arguments.output))
+        written = write_comparison(arguments.run_dirs, arguments.output)
     elif arguments.output:
         raise InputError("--output is for several runs; the page of one is its report.html")
     else:
-        print(write_report(arguments.run_dirs[0]))
+        written = write_report(arguments.run_dirs[0])
+    print(printable(str(written)))

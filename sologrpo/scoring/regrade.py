@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from rewards.grading import PROMPT_FORMATS
-from sologrpo.console import print_line
+from sologrpo.console import Terminal, print_line
 from sologrpo.errors import InputError
 from sologrpo.files import RECORDS, RESULTS
 from sologrpo.scoring.records import (
@@ -64,7 +64,7 @@ def regrade(argv: Sequence[str]) -> None:
     file = Path(args.regrade)
     before = read_records(file, args.prompt_format)
     after = [judge_again(record) for record in before]
-    console = Console()
+    console = Terminal()
     _print_changes(console, before, after)
     if args.write:
         write_records(file, after)

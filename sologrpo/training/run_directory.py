@@ -23,7 +23,7 @@ from trl import ModelConfig
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import without_credentials
 from sologrpo.environment import environment
-from sologrpo.errors import InputError
+from sologrpo.errors import InputError, printable
 from sologrpo.files import (
     ADAPTER,
     COMPLETIONS,
@@ -321,7 +321,7 @@ def _is_kept(line: str, step: int) -> bool:
 
 def _print(line: str) -> None:
     if PartialState().is_main_process:
-        print(line, file=sys.stderr)
+        print(printable(line), file=sys.stderr)
 
 
 def resolved_config(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> dict[str, Any]:
