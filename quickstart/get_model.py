@@ -259,7 +259,7 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; see `{self.prog} --help`\n")
+        self.exit(2, f"error: {message}; see --help\n")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -7,12 +7,12 @@ a wide range, texts are not empty, and names of an enumeration exist.
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, fields
 from enum import Enum
 from functools import cache, reduce
 from operator import or_
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 from unicodedata import category
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, create_model
@@ -26,7 +26,7 @@ REFUSALS = (
     ValueError, TypeError, ArithmeticError, LookupError, AttributeError, OSError, ImportError,
     RuntimeError, AssertionError, re.error,
 )  # fmt: skip
-LONGEST_TEXT, LONGEST_NAME = 4096, 255  # bytes of a path, and of each name in it, on Linux
+LONGEST_NAME = 255  # bytes of a name in a path, on Linux
 CREDENTIALS = re.compile(r"://[^/\s]*@")
 
 
@@ -47,75 +47,42 @@ def refusing(what: str = "", errors: tuple[type[Exception], ...] = REFUSALS) -> 
         raise InputError(f"{what}: {line}" if what else line) from error
 
 
-@dataclass(frozen=True)
-class Range:
-    """Limit a number.
-
-    Attributes:
-        low: lowest number.
-        high: highest number.
-        above: exclude the lowest.
-        also: a further number that is allowed.
-    """
+class Range(NamedTuple):
+    """Limit a number, both ends included."""
 
     low: float
     high: float
-    above: bool = False
-    also: float | None = None
 
-    def __call__(self, value: float) -> float:
+    def check(self, value: float) -> float:
         """Return the number, or raise a ValueError that names the range."""
-        inside = self.low < value if self.above else self.low <= value
-        if (inside and value <= self.high) or value == self.also:
+        if self.low <= value <= self.high:
             return value
-        raise ValueError(f"{shown(value)}; expected {self}")
-
-    def __str__(self) -> str:
-        low = f"more than {self.low:.15g}" if self.above else f"{self.low:.15g}"
-        also = "" if self.also is None else f", or {self.also:.15g}"
-        return f"{low}{' and at most' if self.above else ' to'} {self.high:.15g}{also}"
+        raise ValueError(f"{shown(value)}; expected {self.low:.15g} to {self.high:.15g}")
 
 
-MANY = 2**31 - 1
-COUNT, SCALE = Range(0, MANY), Range(0, 1e6)  # also of integers and floats without a rule
-POSITIVE, RATIO = Range(1, MANY), Range(0, 1e6, above=True)
-SHARE, PART = Range(0, 1), Range(0, 1, above=True)
-BATCH = Range(1, 2**16)
-SEED = Range(0, 2**32 - 1)  # numpy's
-PORT = Range(1, 2**16 - 1)
+COUNT, SCALE = Range(0, 2**31 - 1), Range(0, 1e6)  # also of integers and floats without a rule
+POSITIVE, RATIO = Range(1, COUNT.high), Range(1e-6, SCALE.high)
+SHARE, PART, BATCH = Range(0, 1), Range(1e-6, 1), Range(1, 2**16)
+SEED, PORT = Range(0, 2**32 - 1), Range(1, 2**16 - 1)  # of numpy; of TCP
 
 
-@dataclass(frozen=True)
-class Text:
-    """Limit a text.
-
-    Attributes:
-        free: allow an empty one, one of several lines, and one that is too long for a path.
-        url: allow credentials.
-    """
-
-    free: bool = False
-    url: bool = False
-
-    def __call__(self, value: str) -> str:
-        """Return the text, or raise a ValueError that shows the problem."""
-        kinds = {
-            category(character) for character in value.replace("\n", "" if self.free else "\n")
-        }
-        if not kinds.isdisjoint(("Cc", "Cs")):  # surrogates stand for bytes that are not UTF-8
-            raise ValueError(f"{shown(value)}; expected text without control characters")
-        if not self.url and CREDENTIALS.search(value):
-            raise ValueError("holds credentials, which would be recorded: leave them out")
-        if not self.free and not value.strip():
-            raise ValueError(f"{shown(value)}; expected a name, or leave it out")
-        if not self.free and _too_long(value):
-            raise ValueError(f"{shown(value)}; expected at most {LONGEST_NAME} bytes per name")
-        return value
+def text(value: str) -> str:
+    """Return a name or a path, or raise a ValueError that shows the problem."""
+    if CREDENTIALS.search(free_text(value)):
+        raise ValueError("holds credentials, which would be recorded: leave them out")
+    if not value.strip() or "\n" in value:
+        raise ValueError(f"{shown(value)}; expected a name, or leave it out")
+    if max(len(part.encode()) for part in value.split("/")) > LONGEST_NAME:
+        raise ValueError(f"{shown(value)}; expected at most {LONGEST_NAME} bytes per name")
+    return value
 
 
-def _too_long(path: str) -> bool:
-    parts = [len(part.encode()) for part in path.split("/")]
-    return max(parts) > LONGEST_NAME or sum(parts) + len(parts) > LONGEST_TEXT
+def free_text(value: str) -> str:
+    """Return any text, or raise a ValueError for control characters in it."""
+    kinds = {category(character) for character in value.replace("\n", "")}
+    if not kinds.isdisjoint(("Cc", "Cs")):  # surrogates stand for bytes that are not UTF-8
+        raise ValueError(f"{shown(value)}; expected text without control characters")
+    return value
 
 
 def _no_as_text(value: Any) -> Any:
@@ -130,11 +97,11 @@ def _as_integer(value: Any) -> Any:
 
 UNCHECKED: Any = Any  # its reader checks it
 STRATEGY = Annotated[Literal["no", "steps", "epoch"], BeforeValidator(_no_as_text)]
-# What a type hint cannot say, by key: a `Range` of its numbers, a `Text`, or a hint in its place.
+# What a type hint cannot say, by key: a `Range` of its numbers, `free_text`, or another hint.
 RULES: dict[str, Any] = {
     # Ours.
     **dict.fromkeys(("rewards", "worked_examples"), UNCHECKED),
-    "system_prompt": Text(free=True),
+    "system_prompt": free_text,
     **dict.fromkeys(("max_train_examples", "max_prompt_tokens", "train_token_budget",
                      "sampling_token_budget", "limit", "parity_problems"), POSITIVE),
     "max_kl": RATIO,
@@ -168,35 +135,37 @@ RULES: dict[str, Any] = {
     "vllm_model_impl": Literal["vllm", "transformers"],
     "vllm_importance_sampling_mode": Literal[
         "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
-    "vllm_server_base_url": Text(url=True),
-    "vllm_structured_outputs_regex": Text(free=True),
+    "vllm_server_base_url": free_text,
+    "vllm_structured_outputs_regex": free_text,
     **dict.fromkeys(("vllm_server_port", "vllm_group_port"), PORT),
     "vllm_gpu_memory_utilization": PART,
     **dict.fromkeys(("vllm_max_model_length", "vllm_tensor_parallel_size"), POSITIVE),
     "vllm_importance_sampling_clip_max": RATIO,
     # Optimization.
     "learning_rate": SHARE,
-    "warmup_steps": Range(0, MANY),
-    "max_steps": Range(1, MANY, also=-1),
+    "warmup_steps": COUNT,
+    "max_steps": Range(-1, COUNT.high),
     "num_train_epochs": RATIO,
     "weight_decay": Range(0, 100),
     **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), SHARE),
     "adam_epsilon": SHARE,
-    "optim_args": Text(free=True),
+    "optim_args": free_text,
     "pad_to_multiple_of": Literal["auto"] | Annotated[
-        int, BeforeValidator(_as_integer), AfterValidator(POSITIVE)],
+        int, BeforeValidator(_as_integer), AfterValidator(POSITIVE.check)],
     **dict.fromkeys(("torch_empty_cache_steps", "eval_accumulation_steps", "ddp_timeout",
                      "dataloader_prefetch_factor", "ddp_bucket_cap_mb"), POSITIVE),
     "dataloader_num_workers": Range(0, 256),
-    # Logging and saving.
+    "remove_unused_columns": Literal[False],  # rewards take the columns
+    # Logging and saving. TRL would make the repository before the first step.
+    "log_completions_hub_repo": Literal[None],
     **dict.fromkeys(("eval_strategy", "logging_strategy"), STRATEGY),
     "save_strategy": STRATEGY | Literal["best"],
-    **dict.fromkeys(("logging_steps", "save_steps", "eval_steps"), Range(0, MANY, above=True)),
-    **dict.fromkeys(("eval_delay", "reward_timeout", "vllm_server_timeout"), Range(0, MANY)),
+    **dict.fromkeys(("logging_steps", "save_steps", "eval_steps"), Range(1e-6, COUNT.high)),
+    **dict.fromkeys(("eval_delay", "reward_timeout", "vllm_server_timeout"), COUNT),
     "save_total_limit": POSITIVE,
     **dict.fromkeys(("seed", "data_seed"), SEED),
-    "local_rank": Range(-1, MANY),
-    **dict.fromkeys(("debug", "fsdp"), Text(free=True)),
+    "local_rank": Range(-1, COUNT.high),
+    **dict.fromkeys(("debug", "fsdp"), free_text),
     # The model. Ranks above its width add nothing.
     "lora_r": Range(1, 2**16),
     "lora_alpha": Range(1, 2**16),
@@ -262,7 +231,7 @@ def _type_of(setting: Field[Any], hint: Any) -> Any:
     parts = list(get_args(hint)) if get_origin(hint) in (Union, UnionType) else [hint]
     if setting.name in NEEDED:
         parts.remove(NoneType)
-    if not isinstance(rule, Range | Text | None):
+    if not (rule is None or rule is free_text or isinstance(rule, Range)):
         return rule | None if NoneType in parts else rule
     kinds = {get_origin(part) or part for part in parts} - {NoneType}
     if any(map(_is_enum, kinds)) or kinds == {dict, str}:
@@ -273,15 +242,15 @@ def _type_of(setting: Field[Any], hint: Any) -> Any:
     return Annotated[limited, BeforeValidator(convert)]
 
 
-def _limited(hint: Any, rule: Range | Text | None) -> Any:
+def _limited(hint: Any, rule: Any) -> Any:
     """Limit the numbers and texts of a type hint."""
     kind = get_origin(hint) or hint
     if kind is float:
-        return Annotated[float, BeforeValidator(as_number), AfterValidator(rule or SCALE)]
+        return Annotated[float, BeforeValidator(as_number), AfterValidator((rule or SCALE).check)]
     if kind is int:
-        return Annotated[int, AfterValidator(rule or COUNT)]
+        return Annotated[int, AfterValidator((rule or COUNT).check)]
     if kind is str:
-        return Annotated[str, AfterValidator(rule if isinstance(rule, Text) else Text())]
+        return Annotated[str, AfterValidator(free_text if rule is free_text else text)]
     if kind is list:
         (entry,) = get_args(hint)
         entries: Any = list.__class_getitem__(_limited(entry, rule))

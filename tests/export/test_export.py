@@ -280,7 +280,7 @@ def test_push_of_the_adapter(export: Export, run: Path, hub: HubStandIn) -> None
         (["--save_merged", "x", "--max_kl", "wide"], "invalid float value: 'wide'"),
         (["--save_merged", "x", "--max_kl", "nan"], "max_kl: nan; expected a finite number"),
         (["--save_merged", "x", "--max_kl", "inf"], "max_kl: inf; expected a finite number"),
-        (["--save_merged", "x", "--max_kl", "-1"], "max_kl: -1.0; expected more than 0"),
+        (["--save_merged", "x", "--max_kl", "-1"], "max_kl: -1.0; expected 1e-06"),
         (["--save_merged", "x", "--save_4bit", "x"], "need two different folders"),
     ],
 )
@@ -329,6 +329,22 @@ def test_folder_in_use(run: Path, tmp_path: Path) -> None:
 def test_folder_of_another_export(run: Path, tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / MARKER).write_text(content)
     assert message in refusal(run, "--save_4bit", tmp_path / "x", "--save_merged", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "environment.json", "metrics.jsonl", "eval/trained/results.json"]
+)
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n\xff", b"", bytes(9), b"[[", b"7", b"{}[]"])
+def test_damaged_files_of_a_run_are_found_before_a_model_is_made(
+    run: Path, tmp_path: Path, name: str, content: bytes
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    (copy / name).parent.mkdir(parents=True, exist_ok=True)
+    (copy / name).write_bytes(content)
+    with pytest.raises(InputError, match=re.escape(Path(name).name)):
+        begin_export(settings_of(copy, "--save_merged", tmp_path / "x"))
+    assert not (tmp_path / "x").exists()
 
 
 def test_problems_are_those_held_out_of_the_training(run: Path, tmp_path: Path) -> None:

@@ -225,6 +225,7 @@ def config_file(
         "dtype": "float32",
         "lora_r": 4,
         "rewards": ["strict_format", "tiny:digit_share"],
+        "reward_workers": 0,  # tests replace the reward in this process
         "num_validation_examples": 2,
         "eval_strategy": "steps",
         "eval_steps": 3,
