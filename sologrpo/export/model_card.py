@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from rewards import name_of_spec
+from sologrpo.errors import InputError
 from sologrpo.export.parity import Gap, gap_table
 from sologrpo.files import (
     ENVIRONMENT,
@@ -25,6 +27,7 @@ from sologrpo.files import (
     RUN_CONFIG,
     write_atomically,
 )
+from sologrpo.schema import read_json
 from sologrpo.scoring.table import paired_line
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
@@ -68,8 +71,8 @@ def public_name(name: str, on_hub: str | None = None) -> str:
         return on_hub
     path = Path(name)
     if (path / SOURCE).is_file():
-        source = json.loads((path / SOURCE).read_text(encoding="utf-8"))
-        return str(source["model"])
+        with suppress(InputError, LookupError):  # damaged, or of something else
+            return read_json(path / SOURCE, dict[str, str])["model"]
     return path.resolve().name if path.exists() or not is_hub_name(name) else name
 
 
