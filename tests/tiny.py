@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -175,6 +176,28 @@ def tiny_config(model: Path, data: Path, output: Path) -> dict[str, Any]:
         "lora_r": 4,
         "seed": 3,
     }
+
+
+# Sizes of a shipped recipe in a test. Nothing else of it is changed.
+SIZES_OF_A_RECIPE: dict[str, int] = {
+    "max_steps": 2, "save_steps": 1, "max_completion_length": 8, "lora_r": 2,
+    "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 4,
+    "generation_batch_size": 16, "num_validation_examples": 2, "eval_steps": 1,
+    "max_train_examples": 16, "warmup_steps": 1,
+}  # fmt: skip
+ADDED_SIZES = {"save_steps", "lora_r"}  # also to recipes that leave them at their defaults
+
+
+def short_recipe(name: str) -> dict[str, Any]:
+    """The settings of a shipped recipe in the sizes of a test."""
+    text = (ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
+    settings: dict[str, Any] = yaml.safe_load(text)
+    sizes = {
+        key: size
+        for key, size in SIZES_OF_A_RECIPE.items()
+        if key in settings or key in ADDED_SIZES
+    }
+    return settings | sizes
 
 
 def digit_share(completions: list[Any], **kwargs: Any) -> list[float]:

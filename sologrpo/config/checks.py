@@ -156,7 +156,8 @@ RULES: dict[str, Any] = {
                      "dataloader_prefetch_factor", "ddp_bucket_cap_mb"), POSITIVE),
     "dataloader_num_workers": Range(0, 256),
     "remove_unused_columns": Literal[False],  # rewards take the columns
-    # Logging and saving.
+    # Logging and saving. TRL would make the repository before the first step.
+    "log_completions_hub_repo": Literal[None],
     **dict.fromkeys(("eval_strategy", "logging_strategy"), STRATEGY),
     "save_strategy": STRATEGY | Literal["best"],
     **dict.fromkeys(("logging_steps", "save_steps", "eval_steps"), Range(1e-6, COUNT.high)),

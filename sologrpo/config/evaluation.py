@@ -5,7 +5,7 @@ code run or names a place to write. Trust comes from the command line alone.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -210,12 +210,21 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     )
 
 
-def _read_run(directory: Path, trusted: bool) -> dict[str, Any]:
-    """Read what the config of a run decides, and check it like a recipe."""
+def run_settings(directory: Path, names: Iterable[str]) -> dict[str, Any]:
+    """Read settings of a run, checked like a recipe; those that its config lacks are left out.
+
+    Raises:
+        InputError: if there is no run, or a setting deviates.
+    """
     saved = load_run_config(directory)
-    taken = {name: saved[name] for name in (*OF_MODEL, *OF_DATA, *OF_TRAINING) if name in saved}
+    taken = {name: saved[name] for name in names if name in saved}
     classes = (RunArguments, SoloGRPOConfig, ModelConfig)
-    checked = check_settings(taken, directory / RUN_CONFIG, *classes)
+    return check_settings(taken, directory / RUN_CONFIG, *classes)
+
+
+def _read_run(directory: Path, trusted: bool) -> dict[str, Any]:
+    """Read what the config of a run decides."""
+    checked = run_settings(directory, (*OF_MODEL, *OF_DATA, *OF_TRAINING))
     kernel = checked.get("attn_implementation") or ""
     if "/" in kernel and not trusted:  # transformers would run it
         raise InputError(

@@ -37,7 +37,7 @@ from sologrpo.export.folders import (
     unfinished_folder,
 )
 from sologrpo.export.hub import HubError, check_repository_name, open_repository, push_folder
-from sologrpo.export.model_card import write_card
+from sologrpo.export.model_card import read_run, write_card
 from sologrpo.export.parity import Gap, ParityCheck, gap_table, parity_failure
 from sologrpo.files import ADAPTER, EVALUATIONS, RESULTS, inside, make_folder
 from sologrpo.manifest import MANIFEST, write_manifest
@@ -116,6 +116,7 @@ def begin_export(settings: EvaluationSettings) -> Export | None:
     folders = _model_folders(arguments, inside(settings.output_dir, "export"))
     made_from = fingerprint(settings)
     finished = {kind: finished_gaps(folder, made_from) for kind, folder in folders.items()}
+    read_run(settings.run)  # for the card: damaged files are found before a model is made
     problems = _load_problems(settings) if None in finished.values() else None
     repository = None
     for kind in (kind for kind, gaps in finished.items() if gaps is None):

@@ -4,18 +4,18 @@ Everything comes from the run directory, and every setting is taken by name, so 
 machine and no token can get into a card.
 """
 
-import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
-import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from pydantic import AllowInfNan
 
 from rewards import name_of_spec
+from sologrpo.config.evaluation import run_settings
+from sologrpo.config.parsing import RunEnvironment
 from sologrpo.errors import InputError
 from sologrpo.export.parity import Gap, gap_table
 from sologrpo.files import (
@@ -25,9 +25,11 @@ from sologrpo.files import (
     RESULTS,
     REWARD_CURVE,
     RUN_CONFIG,
+    inside,
     write_atomically,
 )
-from sologrpo.schema import read_json
+from sologrpo.schema import Schema, read_json, read_json_lines
+from sologrpo.scoring.records import read_results
 from sologrpo.scoring.table import paired_line
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
@@ -55,6 +57,24 @@ Record = Mapping[str, Any]
 Evaluations = Sequence[tuple[str, Record]]  # label and results
 
 
+class _Source(Schema):
+    model: str
+
+
+class _Step(Schema):
+    step: int
+    reward: Annotated[float, AllowInfNan(True)] | None = None
+
+
+class Described(NamedTuple):
+    """What a card says of a run; a file that is missing is left out."""
+
+    environment: RunEnvironment | None
+    config: dict[str, Any]
+    evaluations: Evaluations
+    steps: list[_Step]
+
+
 def public_name(name: str, on_hub: str | None = None) -> str:
     """Return the name that others can find a model or data set by: no path of this machine.
 
@@ -71,8 +91,7 @@ def public_name(name: str, on_hub: str | None = None) -> str:
         return on_hub
     path = Path(name)
     if (path / SOURCE).is_file():
-        with suppress(InputError, LookupError):  # damaged, or of something else
-            return read_json(path / SOURCE, dict[str, str])["model"]
+        return read_json(path / SOURCE, _Source).model
     return path.resolve().name if path.exists() or not is_hub_name(name) else name
 
 
@@ -105,14 +124,10 @@ def write_card(
         base_on_hub: its Hub name, where `base_model` is a path.
         gaps: distances of the saved models from the trained one.
     """
-    environment = _read(run, ENVIRONMENT)
-    config = _read(run, RUN_CONFIG)
-    if "dtype" in environment:
-        config["dtype"] = environment["dtype"]  # what `auto` was on the machine of the run
-    evaluations = _evaluations(run)
+    environment, config, evaluations, steps = read_run(run)
     has_picture = run is not None and (run / REWARD_CURVE).is_file()
     if run is not None and has_picture:
-        shutil.copy(run / REWARD_CURVE, folder / REWARD_CURVE)
+        shutil.copy(inside(run, REWARD_CURVE), folder / REWARD_CURVE)
     base = public_name(base_model, base_on_hub)
     card = ModelCard.from_template(
         _metadata(kind, name, base, config, evaluations),
@@ -129,13 +144,38 @@ def write_card(
         comparisons=[paired_line(*item) for item in evaluations if "both_right" in item[1]],
         gaps=gaps,
         gap_rows=gap_table(gaps),
-        training=_training(run),
+        training=_training(steps),
         has_picture=has_picture,
         rewards=_reward_table(config),
         recipe=_recipe_table(config),
         environment=environment,
     )
     write_atomically(folder / "README.md", str(card))
+
+
+def read_run(run: Path | None) -> Described:
+    """Read what a card says of a run.
+
+    Raises:
+        InputError: if a file is damaged.
+    """
+    if run is None:
+        return Described(None, {}, [], [])
+    environment, config, steps = None, {}, []
+    if (run / RUN_CONFIG).exists():
+        names = (*RECIPE, "rewards", "reward_weights", "dataset_name", "dataset_train_split")
+        config = run_settings(run, names)
+    if (run / ENVIRONMENT).exists():
+        environment = read_json(run / ENVIRONMENT, RunEnvironment)
+        config["dtype"] = environment.dtype  # what `auto` was on the machine of the run
+    if (run / METRICS).exists():
+        steps = [row for row in read_json_lines(run / METRICS, _Step) if row.reward is not None]
+    results = run.glob(f"{EVALUATIONS}/*/{RESULTS}")
+    evaluations = [(path.parent.name, read_results(path)) for path in results]
+    baselines_first = sorted(
+        evaluations, key=lambda found: (bool(found[1].get("adapter")), found[0])
+    )
+    return Described(environment, config, baselines_first, steps)
 
 
 def _metadata(
@@ -210,6 +250,8 @@ def _rate(result: Record, key: str) -> str:
 def _reward_table(config: Record) -> list[list[Any]]:
     specs = config.get("rewards") or []
     weights = config.get("reward_weights") or [1.0] * len(specs)
+    if not isinstance(specs, list) or len(specs) != len(weights):
+        raise InputError(f"{RUN_CONFIG} of the run: rewards and reward_weights do not match")
     rows = [[name_of_spec(spec), weight] for spec, weight in zip(specs, weights, strict=True)]
     return [["reward", "weight"], *rows] if rows else []
 
@@ -219,33 +261,8 @@ def _recipe_table(config: Record) -> list[list[Any]]:
     return [["setting", "value"], *rows] if rows else []
 
 
-def _training(run: Path | None) -> Record:
+def _training(steps: Sequence[_Step]) -> Record:
     """Return the number of steps, and the mean reward of the first and the last of them."""
-    path = None if run is None else run / METRICS
-    if path is None or not path.is_file():
-        return {}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    steps = [row for row in map(json.loads, lines) if row.get("reward") is not None]
     if not steps:
         return {}
-    return {"steps": steps[-1]["step"], "first": steps[0]["reward"], "last": steps[-1]["reward"]}
-
-
-def _evaluations(run: Path | None) -> Evaluations:
-    """Read label and results of each evaluation of the run, baselines first."""
-    if run is None:
-        return []
-    found = [
-        (path.parent.name, _read(path.parent, RESULTS))
-        for path in run.glob(f"{EVALUATIONS}/*/{RESULTS}")
-    ]
-    return sorted(found, key=lambda item: (bool(item[1].get("adapter")), item[0]))
-
-
-def _read(folder: Path | None, name: str) -> dict[str, Any]:
-    """Read a JSON or YAML file of the run; empty if it does not exist."""
-    path = None if folder is None else folder / name
-    if path is None or not path.is_file():
-        return {}
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-    return content if isinstance(content, dict) else {}
+    return {"steps": steps[-1].step, "first": steps[0].reward, "last": steps[-1].reward}

@@ -15,7 +15,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import HubStrategy
 
 from sologrpo.console import print_line, print_warning
-from sologrpo.errors import first_line
+from sologrpo.errors import InputError, first_line
 from sologrpo.export.hub import check_repository_name, open_repository, push_folder
 from sologrpo.export.model_card import write_card
 from sologrpo.files import CHECKPOINT
@@ -72,7 +72,10 @@ class PushToHub(TrainerCallback):  # type: ignore[misc]
             adapter: folder of the trained adapter, in the run directory.
             base_model: name or path.
         """
-        write_card(adapter, "adapter", adapter.parent.name, adapter.parent, base_model)
+        try:
+            write_card(adapter, "adapter", adapter.parent.name, adapter.parent, base_model)
+        except InputError as error:  # a damaged file, which must not end a finished run
+            print_warning(self._console, f"the adapter has no model card: {error}")
         if self._repository is None:
             return
         upload = self._api.run_as_future(

@@ -8,7 +8,7 @@ loaded or written.
 
 import copy
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from inspect import signature
 from typing import Any
@@ -46,6 +46,9 @@ from sologrpo.evaluation.evaluate import VALIDATION_SCORES
 from sologrpo.model.loading import cannot_load, pick_dtype
 
 TRIED_TOKENS = 2
+SAMPLING_SETTINGS = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation",
+)  # fmt: skip
 TRIED_STEPS = 1000  # of a schedule, if the number of steps is not known yet
 
 
@@ -162,25 +165,22 @@ def _adapter_config(model_args: ModelConfig, model: PreTrainedModel) -> Any:
             tried.target_modules = target if isinstance(targets, str) else {target}
             with refusing(f"lora_target_modules: {target!r}"):
                 found = any(check_target_module_exists(tried, name) for name in modules)
-            _check_match("lora_target_modules", target, found, modules)
+            if not found:
+                _check_names("lora_target_modules", [target], modules)
     parameters = [name for name, _ in model.named_parameters()]
-    for key, names, entries in (
-        ("lora_modules_to_save", modules, adapter.modules_to_save),
-        ("lora_target_parameters", parameters, adapter.target_parameters),
-    ):
-        for entry in entries or ():
-            found = any(f".{name}".endswith(f".{entry}") for name in names)
-            _check_match(key, entry, found, names)
+    _check_names("lora_modules_to_save", adapter.modules_to_save or (), modules)
+    _check_names("lora_target_parameters", adapter.target_parameters or (), parameters)
     return adapter
 
 
-def _check_match(key: str, entry: str, found: bool, names: Sequence[str]) -> None:
-    if found:
-        return
-    last = sorted({name.rpartition(".")[2] for name in names} - set(map(str, range(1000))))
-    near = difflib.get_close_matches(entry, last, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(last)}"
-    raise InputError(f"{key}: the model has no {entry!r}; {hint}")
+def _check_names(key: str, entries: Iterable[str], names: Sequence[str]) -> None:
+    """Refuse entries that are not the end of one of the names."""
+    for entry in entries:
+        if not any(f".{name}".endswith(f".{entry}") for name in names):
+            last = sorted({name.rpartition(".")[2] for name in names if not name[-1].isdigit()})
+            near = difflib.get_close_matches(entry, last, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(last)}"
+            raise InputError(f"{key}: unknown {entry!r}; {hint}")
 
 
 # -- the trainer ---------------------------------------------------------------------------------
@@ -241,47 +241,21 @@ def _try_loading(args: SoloGRPOConfig) -> None:
             )
 
 
-def generation_settings(
-    args: SoloGRPOConfig, tokenizer: PreTrainedTokenizerBase, end_token_ids: list[int]
-) -> dict[str, Any]:
-    """Collect the settings of sampling as TRL 1.16.0 does (grpo_trainer.py:1153-1171)."""
-    return {
-        "max_new_tokens": args.max_completion_length,
-        "do_sample": True,
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": end_token_ids,
-        "temperature": args.temperature,
-        "top_p": args.top_p,
-        "top_k": args.top_k,
-        "min_p": args.min_p,
-        "repetition_penalty": args.repetition_penalty,
-        "cache_implementation": args.cache_implementation,
-        **(args.generation_kwargs or {}),
-    }
-
-
 def _try_generation(args: SoloGRPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Sample a few tokens from a tiny model."""
-    if args.use_vllm:
-        return
-    defaults = GenerationConfig().to_dict()
-    for key in args.generation_kwargs or {}:
-        if key not in defaults:
-            near = difflib.get_close_matches(key, defaults, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "see transformers' GenerationConfig"
-            raise InputError(f"generation_kwargs: unknown key {key!r}; {hint}")
+    """Sample from a tiny model, with settings as TRL 1.16.0 builds them (grpo_trainer.py:1153)."""
+    given = args.generation_kwargs or {}
+    _check_names("generation_kwargs", given, [*GenerationConfig().to_dict()])
     model = LlamaForCausalLM(LlamaConfig(
         vocab_size=max(8, len(tokenizer)), hidden_size=8, intermediate_size=8, num_hidden_layers=1,
         num_attention_heads=1, max_position_embeddings=64,
     ))  # fmt: skip
-    with refusing("sampling settings (top_k, top_p, min_p, repetition_penalty, generation_kwargs)"):
-        settings = generation_settings(args, tokenizer, [tokenizer.eos_token_id or 0])
-        config = GenerationConfig(**settings, disable_compile=True)
-        config.max_new_tokens = TRIED_TOKENS
-        with torch.random.fork_rng(devices=[]):
-            ids = torch.zeros(2, 1, dtype=torch.long)
-            sampled = model.generate(ids, attention_mask=ids + 1, generation_config=config)
+    with refusing("sampling settings"), torch.random.fork_rng(devices=[]):
+        settings = {name: getattr(args, name) for name in SAMPLING_SETTINGS} | given
+        limits = {"max_new_tokens": TRIED_TOKENS, "do_sample": True, "pad_token_id": 0}
+        config = GenerationConfig(**limits | settings, disable_compile=True)
+        config.max_new_tokens = min(TRIED_TOKENS, config.max_new_tokens)
+        ids = torch.zeros(2, 1, dtype=torch.long)
+        sampled = model.generate(ids, attention_mask=ids + 1, generation_config=config)
         if not isinstance(sampled, torch.Tensor) or len(sampled) != len(ids):
             raise ValueError("generation_kwargs change the number or the form of the completions")
 

@@ -1,12 +1,9 @@
 """Read a run directory into plain data. Missing and damaged files become notes, never errors."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from sologrpo.errors import InputError
 from sologrpo.files import (
@@ -21,6 +18,7 @@ from sologrpo.files import (
 )
 from sologrpo.report.completions import Completions, Scoring, read_completions
 from sologrpo.report.values import Record
+from sologrpo.schema import looked_in, parse, parse_json, read_bytes, read_json, read_yaml
 
 
 @dataclass(frozen=True)
@@ -56,60 +54,51 @@ def read_run(run_dir: Path) -> Run:
         InputError: if there is no such directory.
     """
     if not run_dir.is_dir():
-        raise InputError(f"{run_dir} is not a run directory: name one that train.py made")
+        where = f"{run_dir}{looked_in(run_dir)}"
+        raise InputError(f"{where} is not a run directory: name one that train.py made")
     notes: list[str] = []
     metrics = _read_json_lines(run_dir / METRICS, METRICS, notes)
-    config = _read_mapping(run_dir / RUN_CONFIG, yaml.safe_load, notes)
+    config = _read_mapping(run_dir / RUN_CONFIG, read_yaml, notes)
     return Run(
         name=run_dir.resolve().name,
         config=config,
-        environment=_read_mapping(run_dir / ENVIRONMENT, json.loads, notes),
+        environment=_read_mapping(run_dir / ENVIRONMENT, read_json, notes),
         metrics=metrics,
         completions=read_completions(run_dir / COMPLETIONS, Scoring(config, metrics), notes),
         evaluations=_read_evaluations(run_dir / EVALUATIONS, notes),
-        precisions=_read_mapping(run_dir / EVALUATIONS / PRECISION_TABLE, json.loads, notes),
+        precisions=_read_mapping(run_dir / EVALUATIONS / PRECISION_TABLE, read_json, notes),
         notes=notes,
     )
 
 
 def _read_json_lines(path: Path, name: str, notes: list[str]) -> list[Record]:
     """Read the objects of a JSON Lines file, with a note for each line that is not an object."""
-    rows = []
-    for number, line in enumerate((_read_bytes(path, notes) or b"").splitlines(), start=1):
-        row = _parse(line, json.loads)
-        if row is not None:
-            rows.append(row)
-        elif line.strip():
+    rows: list[Record] = []
+    try:
+        lines = read_bytes(path).splitlines() if path.exists() else []
+    except InputError:
+        notes.append(f"{name} could not be read")
+        return rows
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            text = line.decode("utf-8", "replace")
+            rows.append(parse(dict[str, Any], parse_json(text, name), name))
+        except InputError:
             notes.append(f"{name}: line {number} is damaged and was skipped")
     return rows
 
 
-def _read_mapping(path: Path, parse: Callable[[bytes], Any], notes: list[str]) -> Record:
+def _read_mapping(
+    path: Path, read: Callable[[Path, type[Record]], Record], notes: list[str]
+) -> Record:
     """Read a JSON or YAML file; empty if it is missing or, with a note, damaged."""
-    content = _read_bytes(path, notes)
-    if content is None:
-        return {}
-    parsed = _parse(content, parse)
-    if parsed is None:
+    try:
+        return read(path, dict[str, Any]) if path.exists() else {}
+    except InputError:
         notes.append(f"{path.name} could not be read")
-    return {str(key): value for key, value in (parsed or {}).items()}
-
-
-def _read_bytes(path: Path, notes: list[str]) -> bytes | None:
-    """Read a file; None if it is missing or, with a note, unreadable."""
-    try:
-        return path.read_bytes() if path.is_file() else None
-    except OSError as error:
-        notes.append(f"{path.name} could not be read: {error.strerror}")
-        return None
-
-
-def _parse(content: bytes, parse: Callable[[bytes], Any]) -> Record | None:
-    try:
-        parsed = parse(content)
-    except (ValueError, RecursionError, yaml.YAMLError):  # ValueError includes broken UTF-8
-        return None
-    return parsed if isinstance(parsed, dict) else None
+        return {}
 
 
 def _read_evaluations(folder: Path, notes: list[str]) -> list[Evaluation]:
@@ -117,7 +106,7 @@ def _read_evaluations(folder: Path, notes: list[str]) -> list[Evaluation]:
     evaluations = []
     for path in sorted(folder.glob(f"*/{RESULTS}")):
         label = path.parent.name
-        results = _read_mapping(path, json.loads, notes)
+        results = _read_mapping(path, read_json, notes)
         records = _read_json_lines(path.with_name(RECORDS), f"eval/{label}/{RECORDS}", notes)
         if results:
             evaluations.append(Evaluation(label, results, records))

@@ -107,6 +107,14 @@ class Scores(Schema):
     accuracy: Share
 
 
+class Lengths(Schema):
+    """Completion lengths in tokens."""
+
+    mean: Number
+    p50: Number
+    p95: Number
+
+
 class Comparison(Schema):
     """A paired comparison, as `compare` returns it."""
 
@@ -135,8 +143,16 @@ class Results(Schema):
 
     n: Annotated[int, Field(ge=1)]
     accuracy: Share
+    accuracy_ci95: Interval | None = None
+    accuracy_lenient: Share | None = None
+    accuracy_lenient_ci95: Interval | None = None
+    format_rate: Share | None = None
+    integer_rate: Share | None = None
+    trailing_text_rate: Share | None = None
+    truncated_rate: Share | None = None
+    no_answer_rate: Share | None = None
     by_kind: dict[str, Scores] | None = None
-    completion_tokens: dict[str, dict[str, Number] | None] | None = None
+    completion_tokens: dict[str, Lengths | None] | None = None
     sampled: Sampled | None = None
     seconds: Number = 0.0
     tokens_per_second: Number = 0.0

@@ -67,8 +67,9 @@ def print_table(console: Console, results: Mapping[str, Results]) -> None:
         table.add_column(label, justify="right")
     for key, title in ROWS:
         table.add_row(title, *(_share(result.get(key)) for result in columns))
-    for kind in columns[0]["by_kind"]:
-        table.add_row(f"  {kind}", *(_share(r["by_kind"][kind]["accuracy"]) for r in columns))
+    for kind in columns[0].get("by_kind", {}):
+        found = (result.get("by_kind", {}).get(kind, {}) for result in columns)
+        table.add_row(f"  {kind}", *(_share(scores.get("accuracy")) for scores in found))
     for key, title in LENGTHS:
         table.add_row(title, *(_length(r.get("completion_tokens", {}).get(key)) for r in columns))
     for key, title in SPEED:

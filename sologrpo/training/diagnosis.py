@@ -23,6 +23,7 @@ from sologrpo.console import print_warning
 LASTING = 5  # steps in a row that are not chance
 TREND = 10  # steps at either end that are compared
 MUCH_TRUNCATED = 0.5
+ROUNDING = 1e-6  # deviation of equal rewards, whose mean is rounded
 # A share of a reward's range of 2: `strict_format` gives -1 and 1.
 FORMAT_GAIN = 0.5
 
@@ -142,7 +143,7 @@ def _about_signal(history: Mapping[str, list[float]]) -> Iterator[tuple[str, str
     silent = history.get("frac_reward_zero_std", [])
     right = history.get("degenerate/all_right", [])
     reward, spread = history["reward"], history.get("reward_std", [])
-    if len(silent) == 1 and silent[0] == 1.0 and spread[:1] == [0.0]:
+    if len(silent) == 1 and silent[0] == 1.0 and spread and spread[0] < ROUNDING:
         yield (
             "first rewards",
             f"all completions of the first batch earned the same ({reward[0]:g}): try the rewards "

@@ -242,6 +242,12 @@ def test_any_value_on_the_command_line_is_taken_or_refused_in_one_line(
         ("--output_dir=", "output_dir: ''; expected a name"),
         ("--lr_scheduler_kwargs junk", "key: value pairs"),
         ("--resume perhaps", "resume"),
+        ("--report_to nothing", "report_to: nothing is not supported"),
+        ("--report_to comet_ml", "pip install comet-ml"),  # not among the packages of the tests
+        ("--rewards", "expected at least one argument"),
+        ("--use_peft false", "use_peft"),
+        ("--outcome_reward nothing", "is not among the rewards"),
+        ("--eval_strategy steps", "set num_validation_examples"),
         ("--config dr-grpo", "give one file"),
     ],
 )

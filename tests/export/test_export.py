@@ -331,6 +331,22 @@ def test_folder_of_another_export(run: Path, tmp_path: Path, content: str, messa
     assert message in refusal(run, "--save_4bit", tmp_path / "x", "--save_merged", tmp_path)
 
 
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "environment.json", "metrics.jsonl", "eval/trained/results.json"]
+)
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n\xff", b"", bytes(9), b"[[", b"7", b"{}[]"])
+def test_damaged_files_of_a_run_are_found_before_a_model_is_made(
+    run: Path, tmp_path: Path, name: str, content: bytes
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    (copy / name).parent.mkdir(parents=True, exist_ok=True)
+    (copy / name).write_bytes(content)
+    with pytest.raises(InputError, match=re.escape(Path(name).name)):
+        begin_export(settings_of(copy, "--save_merged", tmp_path / "x"))
+    assert not (tmp_path / "x").exists()
+
+
 def test_problems_are_those_held_out_of_the_training(run: Path, tmp_path: Path) -> None:
     settings = settings_of(run, "--save_merged", tmp_path / "x")
     export = begin_export(settings)

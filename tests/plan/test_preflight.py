@@ -1,20 +1,22 @@
 """Settings that the libraries refuse after loading are refused before, in one line."""
 
+import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from datasets import Dataset
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast
-from trl import GRPOTrainer
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from rewards import answer_correctness, strict_format
 from sologrpo.config.parsing import parse_config
+from sologrpo.console import Terminal
 from sologrpo.data.dataset import build_prompts
 from sologrpo.errors import InputError
 from sologrpo.model.loading import load_tokenizer
-from sologrpo.plan.preflight import generation_settings, try_settings
+from sologrpo.plan.preflight import try_settings
+from sologrpo.training import run
 from tiny import rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,12 +58,12 @@ VALIDATED = "--eval_strategy steps --eval_steps 1 --num_validation_examples 1"
     [
         ("--attn_implementation flash_attention_2", "attn_implementation flash_attention_2"),
         ("--attn_implementation junk", "attn_implementation junk"),
-        ("--lora_target_modules q_proj v_prj", "no 'v_prj'; did you mean 'v_proj'?"),
-        ("--lora_target_modules q_prj", "no 'q_prj'; did you mean 'q_proj'?"),
+        ("--lora_target_modules q_proj v_prj", "unknown 'v_prj'; did you mean 'v_proj'?"),
+        ("--lora_target_modules q_prj", "unknown 'q_prj'; did you mean 'q_proj'?"),
         ("--lora_target_modules q_proj lm_head", "LM head is never trained"),
         ("--lora_target_modules .*[", "lora_target_modules"),
-        ("--lora_modules_to_save nothing", "lora_modules_to_save: the model has no 'nothing'"),
-        ("--lora_target_parameters nothing", "lora_target_parameters: the model has no"),
+        ("--lora_modules_to_save nothing", "lora_modules_to_save: unknown 'nothing'"),
+        ("--lora_target_parameters nothing", "lora_target_parameters: unknown 'nothing'"),
         ("--optim galore_adamw", "optim galore_adamw"),
         ("--optim lomo", "optim lomo"),
         ("--optim_args junk", "optim"),
@@ -69,7 +71,7 @@ VALIDATED = "--eval_strategy steps --eval_steps 1 --num_validation_examples 1"
         ("--lr_scheduler_type cosine --lr_scheduler_kwargs {\"a\":1}", "lr_scheduler_kwargs"),
         ("--lr_scheduler_type cosine --lr_scheduler_kwargs {\"num_cycles\":[]}", "lr_scheduler"),
         ("--lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs {}", "min_lr"),
-        ("--generation_kwargs {\"top_kk\":5}", "unknown key 'top_kk'; did you mean 'top_k'?"),
+        ("--generation_kwargs {\"top_kk\":5}", "unknown 'top_kk'; did you mean 'top_k'?"),
         ("--generation_kwargs {\"num_return_sequences\":2}", "number or the form"),
         ("--generation_kwargs {\"top_k\":-5}", "top_k"),
         ("--generation_kwargs {\"repetition_penalty\":0}", "penalty"),
@@ -168,15 +170,33 @@ def test_a_chat_template_that_refuses_the_prompt(
     assert "set system_prompt to ''" in refusal(folder)
 
 
-def test_sampling_settings_are_those_of_trl(tiny_llama: Path, tmp_path: Path) -> None:
-    named = ["--config", "quickstart", "--model_name_or_path", str(tiny_llama), *SMALL]
-    named += ["--output_dir", str(tmp_path / "run"), "--min_p", "0.1", "--generation_kwargs",
-              '{"no_repeat_ngram_size": 3}']  # fmt: skip
-    _, args, _ = parse_config(named)
-    trainer = GRPOTrainer(
-        str(tiny_llama), [strict_format, answer_correctness], args,
-        train_dataset=Dataset.from_list([{"prompt": "a"}] * 64),
-    )  # fmt: skip
-    settings = generation_settings(args, trainer.processing_class, trainer.eos_token_ids)
-    expected = GenerationConfig(**settings, disable_compile=True)
-    assert trainer.generation_config.to_dict() == expected.to_dict()
+def test_what_the_trainer_refuses_is_one_line(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise ValueError("no such\n  combination")
+
+    monkeypatch.setattr(run, "SoloGRPOTrainer", refuse)
+    settings = parse_config(["--config", "quickstart", "--model_name_or_path", str(tiny_llama)])
+    data = (Dataset.from_list(rows(1)), None)
+    with pytest.raises(InputError, match="the trainer refuses the settings: no such combination"):
+        run.build_trainer(settings, None, [], data, None, Terminal())  # type: ignore[arg-type]
+
+
+def test_only_the_client_gets_the_credentials_of_a_url(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+
+    def build(args: Any, **_: object) -> Any:
+        given.append(args.vllm_server_base_url)
+        return SimpleNamespace(args=copy.copy(args), remove_callback=lambda callback: None)
+
+    monkeypatch.setattr(run, "SoloGRPOTrainer", build)
+    named = ["--config", "quickstart", "--model_name_or_path", str(tiny_llama)]
+    settings = parse_config([*named, "--vllm_server_base_url", "http://me:secret@host:1"])
+    data = (Dataset.from_list(rows(1)), None)
+    trainer = run.build_trainer(settings, None, [], data, None, Terminal())  # type: ignore[arg-type]
+    assert given == ["http://me:secret@host:1"]
+    assert trainer.args.vllm_server_base_url == "http://host:1"
+    assert settings[1].vllm_server_base_url == "http://host:1"

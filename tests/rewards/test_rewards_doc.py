@@ -1,51 +1,54 @@
 """docs/rewards.md: its example works as written, and its tables are complete."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
 from test_reward_cli import run
 
-from rewards import REWARDS, hacking_signs, load_rewards
+from rewards import REWARDS, hacking_signs
 from rewards.checking import PASSED_BY_TRL
-from sologrpo.config.parsing import parse_config
+from scripts import run_script
+from sologrpo.files import recipes
+from tiny import ROOT
 
-DOC = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
-SPEC = {"my_rewards:shows_its_work": {"max_sums": 2}}
+DOC = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
+# Nothing but sizes: the rest of the recipe is as shipped.
+SHORT = {"max_steps": 1, "max_completion_length": 8, "lora_r": 2, "per_device_train_batch_size": 8}
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder with the document's `my_rewards.py`; nothing else makes it importable."""
+def folder(tmp_path):
+    """A folder with the document's `my_rewards.py` and a config that has its line."""
     (code,) = re.findall(r"```python\n(.*?)```", DOC, re.DOTALL)
     assert len(code.splitlines()) <= 20
     (tmp_path / "my_rewards.py").write_text(code, encoding="utf-8")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
-    yield tmp_path
-    sys.modules.pop("my_rewards", None)
+    (line,) = re.findall(r"^Name it in the config: `(.*)`", DOC, re.MULTILINE)
+    recipe = yaml.safe_load(recipes()["quickstart"].read_text(encoding="utf-8"))
+    config = yaml.safe_dump(recipe | SHORT | yaml.safe_load(line))
+    (tmp_path / "my_config.yaml").write_text(config, encoding="utf-8")
+    return tmp_path
 
 
 @pytest.mark.parametrize("where", ["next to the config", "current directory"])
-def test_the_example_is_found(folder, where, monkeypatch):
+def test_the_example_trains(folder, where, tiny_llama):
     if where == "current directory":
-        monkeypatch.chdir(folder)
-        specs = [SPEC]
+        (folder / "configs").mkdir()
+        (folder / "my_config.yaml").rename(folder / "configs" / "my_config.yaml")
+        config, cwd = "configs/my_config.yaml", folder
     else:
-        config = folder / "my_config.yaml"
-        settings = {"model_name_or_path": "m", "bf16": False, "rewards": [SPEC]}
-        config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-        specs = parse_config(["--config", str(config)])[0].rewards
-    (reward,) = load_rewards(specs, ["prompt", "question", "answer", "prompt_format"])
-    chat = [[{"role": "assistant", "content": text}] for text in ("9 * 2 = 18", "18")]
-    assert reward(completions=chat, answer=["#### 18"] * 2) == [0.5, 0.0]
+        config, cwd = folder / "my_config.yaml", ROOT
+    paths = ["--model_name_or_path", tiny_llama, "--output_dir", folder / "run"]
+    done = run_script("train", "--config", config, *paths, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    assert "rewards/shows_its_work/mean" in (folder / "run" / "metrics.jsonl").read_text()
 
 
 def test_the_example_on_the_command_line(folder):
-    arguments = ["score", "--gold", "18", "--reward", "my_rewards:shows_its_work", "9 * 2 = 18"]
-    assert re.search(rb"shows_its_work +\+0.333333\n", run(*arguments, cwd=folder).stdout)
+    (text,) = re.findall(r'--reward my_rewards:shows_its_work "(.*)"', DOC)
+    arguments = ["score", "--gold", "18", "--reward", "my_rewards:shows_its_work", text]
+    scored = run(*arguments, cwd=folder).stdout.decode()
+    assert re.search(r"^shows_its_work +\+0.333333$", scored, re.MULTILINE)
 
 
 def test_tables_are_complete():

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 import torch
+import yaml
 from filelock import FileLock
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -21,14 +22,25 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from scripts import Printed, last_line, printed_by, run_script, steps_of, train_without_report
 from sologrpo.errors import cannot_write
 from sologrpo.training.checkpoint import last_complete_checkpoint
-from tiny import ROOT, digit_share, rows, write_rows
+from tiny import ROOT, digit_share, rows, short_recipe, write_rows
 
 Train = Callable[..., Printed]
 
 
 @pytest.fixture
+def config_file(tmp_path: Path, tiny_llama: Path) -> Path:
+    """The shipped quickstart, in small."""
+    path = tmp_path / "quickstart.yaml"
+    settings = short_recipe("quickstart") | {
+        "model_name_or_path": str(tiny_llama), "output_dir": str(tmp_path / "run"),
+    }  # fmt: skip
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
 def train(config_file: Path, capfd: pytest.CaptureFixture[str]) -> Train:
-    """Run `train.py` on the tiny config, in this process."""
+    """Run `train.py` on the shipped quickstart, in this process."""
     return lambda *arguments: printed_by(
         train_without_report(), capfd, "--config", config_file, *arguments
     )
@@ -142,7 +154,8 @@ def test_a_reward_that_hangs(train: Train, tmp_path: Path, monkeypatch: pytest.M
     )
     monkeypatch.syspath_prepend(tmp_path)
     start = time.monotonic()
-    ended = train("--rewards", "slow_rewards:ask_somebody", "--reward_timeout", "1")
+    ended = train("--rewards", "slow_rewards:ask_somebody", "--reward_weights", "1",
+                  "--reward_timeout", "1")  # fmt: skip
     assert time.monotonic() - start < 60
     assert ended.code == 1
     assert last_line(ended) == (
@@ -167,7 +180,7 @@ def test_a_tokenizer_without_pad_token_and_chat_template(
     ended = train("--model_name_or_path", folder)
     assert ended.code == 2
     assert "chat template" in last_line(ended)
-    plain = ("--prompt_format", "r1_zero", "--rewards", "strict_format")
+    plain = ("--prompt_format", "r1_zero", "--rewards", "strict_format", "--reward_weights", "1")
     ended = train("--model_name_or_path", folder, *plain)
     assert ended.code == 0, ended
     assert steps_of(tmp_path / "run") == [1, 2]
