@@ -244,16 +244,8 @@ def read_yaml(path: Path, schema: type[T]) -> T:
         InputError: if it cannot be read, is not YAML, names a key twice, has a key other than text,
             repeats a value by an alias, or deviates.
     """
-    return parse(schema, parse_yaml(read_text(path), path), path)
-
-
-def parse_yaml(text: str, where: str | Path) -> Any:
-    """Parse YAML; as `read_yaml`.
-
-    Raises:
-        InputError: see `read_yaml`.
-    """
-    return _parsed(lambda: yaml.load(text, _Loader), "YAML", where)
+    text = read_text(path)
+    return parse(schema, _parsed(lambda: yaml.load(text, _Loader), "YAML", path), path)
 
 
 def _parsed(load: Callable[[], Any], language: str, where: str | Path) -> Any:

@@ -385,8 +385,8 @@ EVALUATION_ERRORS: dict[str, list[str]] = {
     "--run RUN --engine sglang": ["invalid choice: 'sglang'"],
     "--run RUN --write": ["--write belongs to --regrade"],
     "--run RUN --num_sample 4": ["did you mean 'num_samples'"],
-    "--regrade nowhere.jsonl": ["cannot read nowhere.jsonl"],
-    "--regrade=nowhere.jsonl": ["cannot read nowhere.jsonl"],
+    "--regrade nowhere.jsonl": ["no file nowhere.jsonl"],
+    "--regrade=nowhere.jsonl": ["no file nowhere.jsonl"],
     "--regrade": ["expected one argument"],
     "--regrade x --run RUN": ["unknown key 'run'"],
 }
