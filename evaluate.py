@@ -6,10 +6,13 @@ baseline and of the trained model -> table -> export -> report.
 the completions of an earlier evaluation again, without a model.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C ends in one line during the imports too
+if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need not wait for them
     from sologrpo.startup import start_process
 
     start_process()
+    from sologrpo.cli import run_script
+
+    run_script("evaluate")
 
 import sys
 from collections.abc import Sequence
@@ -59,7 +62,3 @@ def evaluate(arguments: Sequence[str]) -> None:
         export_and_push(export, console)
     if settings.run:
         console.print(f"report        {write_report(settings.run)}", soft_wrap=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,10 +5,13 @@ the order that the data flows:
 config -> data -> rewards -> run directory -> model -> trainer -> train -> adapter -> report.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C ends in one line during the imports too
+if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need not wait for them
     from sologrpo.startup import start_process
 
     start_process()
+    from sologrpo.cli import run_script
+
+    run_script("train")
 
 from rewards import load_rewards
 from sologrpo.config import parse_config
@@ -61,7 +64,3 @@ def main() -> None:
             console.print(f"adapter  {opened.adapter}\nreport   {report}", soft_wrap=True)
             push.finish(opened.adapter, str(model_args.model_name_or_path))
             console.print(f"next     sologrpo evaluate --run {opened.directory}", soft_wrap=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,5 +1,10 @@
 """Run the command line: `python -m sologrpo train ...` is `sologrpo train ...`."""
 
-from sologrpo.cli import main
+from sologrpo.startup import start_process
 
-main()
+start_process()  # before other imports, so that Ctrl-C ends in one line from here on
+
+from sologrpo.cli import main  # noqa: E402
+
+if __name__ == "__main__":
+    main()

@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,16 +30,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     if argv is None:
         start_process()
     command, *arguments = _named_command(list(sys.argv[1:] if argv is None else argv))
-    # Commands read it too, for a setting's origin and for `--traceback`.
-    sys.argv = [f"sologrpo {command}", *arguments]
     _run(command, arguments)
 
 
-def _run(command: str, arguments: Sequence[str]) -> None:
-    from sologrpo.errors import one_line_errors  # after `--help`, which should be fast
+def run_script(command: str) -> NoReturn:
+    """Run `train.py` or `evaluate.py` with the arguments of the process, as `sologrpo` does."""
+    _run(command, sys.argv[1:])
+    sys.exit()
 
-    run, _ = COMMANDS[command]
-    one_line_errors(run)(arguments)
+
+def _run(command: str, given: list[str]) -> None:
+    from sologrpo.errors import one_line_errors  # after `--help`, which should be fast
+    from sologrpo.forgiving import understand
+
+    def start() -> None:
+        arguments = understand(command, given)
+        # Commands read it too, for a setting's origin and for `--traceback`.
+        sys.argv = [f"sologrpo {command}", *arguments]
+        COMMANDS[command][0](arguments)
+
+    sys.argv = [f"sologrpo {command}", *given]
+    one_line_errors(start)()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -52,11 +64,19 @@ def _named_command(argv: list[str]) -> list[str]:
         description="Train a language model to reason with GRPO, on one GPU.",
         epilog="`sologrpo COMMAND --help` describes a command.",
     )
+    parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, (_, summary) in COMMANDS.items():
         commands.add_parser(name, help=summary)
     parser.parse_args(argv[:1])  # the rest is the command's
     return argv
+
+
+def _version() -> str:
+    try:
+        return version("sologrpo")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "not installed"
 
 
 def _script(name: str) -> Command:

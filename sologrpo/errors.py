@@ -103,7 +103,7 @@ def one_line_errors(main: Callable[P, None]) -> Callable[P, None]:
             sys.stdout.flush()
         except BaseException as error:
             code, line = _ending(error)
-            if code == 0 or "--traceback" in sys.argv:
+            if code == 0 or _wants_traceback():
                 raise
             if isinstance(error, RewardError):
                 print(error.own_traceback(), file=sys.stderr, end="")
@@ -112,6 +112,11 @@ def one_line_errors(main: Callable[P, None]) -> Callable[P, None]:
             raise _Reported(code) from error
 
     return wrapped
+
+
+def _wants_traceback() -> bool:
+    after = sys.argv[sys.argv.index("--traceback") + 1 :] if "--traceback" in sys.argv else ["no"]
+    return not after or after[0].startswith("-") or after[0].lower() == "true"
 
 
 def _ending(error: BaseException) -> tuple[int, str]:

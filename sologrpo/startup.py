@@ -36,6 +36,8 @@ def start_process() -> None:
     The first Ctrl-C or SIGTERM prints one line and unwinds, the second ends the process at once. A
     signal that the process was started to ignore stays ignored.
     """
+    if signal.getsignal(signal.SIGTERM) is _on_signal:
+        return
     for name, text in _NOISE.items():
         logging.getLogger(name).addFilter(partial(_is_news, text))
     for number in STOPPED:

@@ -96,12 +96,12 @@ def test_ctrl_c_at_any_moment_ends_in_one_line(tiny_llama: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("command", "seconds"),
     [
-        (["evaluate", "--run", "x"], 1.0),
-        (["export", "--run", "x"], 1.0),
-        (["report", "x"], 0.3),
+        (["evaluate", "--model", "x"], 1.5),
+        (["export", "--model", "x"], 1.5),
+        (["report", "x"], 0.5),
         (["doctor"], 2.0),
         (["rewards", "check", "--config", "quickstart"], 2.0),
-        (["model", "--out", "m"], 0.4),
+        (["model", "--out", "m"], 0.5),
         (["rewards", "score", "--gold", "1"], 0.5),  # waits for its standard input
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
