@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from cases import REAL, Case, controls, draw
+from cases import CALLS, REAL, Case, controls, draw, settings_of
 from judge import faults
 from sandbox import build, copy, resumed_adapter, snapshot
 from scripts import launch_command
@@ -47,6 +47,8 @@ class Range:
 
     def __init__(self, scratch: Path, workers: int, timeout: float) -> None:
         self.scratch, self.timeout = scratch, timeout
+        for command in CALLS:
+            settings_of(command)  # captures parsers, which threads cannot do at the same time
         self.servers = Servers(scratch, workers)
         (made,) = self.servers.map(self._make, ["original"])
         self.original, self.adapter = made
