@@ -72,7 +72,7 @@ def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTra
         tokenizer = AutoTokenizer.from_pretrained(
             name_or_path, trust_remote_code=trust_remote_code, padding_side="left"
         )
-    except BROKEN_FILE as error:
+    except Exception as error:  # tokenizers raises nothing narrower for a damaged file
         raise cannot_load(name_or_path, error) from error
     if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
         tokenizer.pad_token = _spare_token(tokenizer)

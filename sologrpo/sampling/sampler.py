@@ -122,6 +122,18 @@ class Sampler:
             self.engine = self._choose(model, request)
             self.is_exact = self.engine == ADAPTER or is_merge_exact(model, self._half)
 
+    def resume_with(self, engine: str | None, is_exact: bool) -> None:
+        """Sample with the engine that a resumed run had, where the settings leave it open.
+
+        By speed another could be chosen, and the run would end with another adapter.
+
+        Args:
+            engine: of the run; None if it had chosen none.
+            is_exact: what `is_exact` was with it.
+        """
+        if engine is not None and self._requested in ("auto", engine):
+            self.engine, self.is_exact = engine, is_exact
+
     def _choose(self, model: Model, request: Request) -> str:
         if self._requested == ADAPTER:
             return ADAPTER

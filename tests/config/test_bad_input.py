@@ -272,7 +272,7 @@ def test_a_pickled_model_is_not_read(tiny_llama: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"version": 5, "model": {}}'])
 def test_models_that_cannot_be_loaded(
     tiny_llama: Path, tmp_path: Path, name: str, text: str
 ) -> None:

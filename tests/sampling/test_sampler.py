@@ -374,3 +374,20 @@ def test_batches_are_made_to_fit_into_memory(
 def test_vllm_without_a_log_prob_of_a_token() -> None:
     sampled = torch.tensor([[-1.0, math.nan, -9.0]])
     check_vllm(sampled, torch.tensor([[-1.01, -2.0, -3.0]]), torch.tensor([[1, 1, 0]]))
+
+
+@pytest.mark.parametrize(
+    ("requested", "before", "engine"),
+    [("auto", "adapter", "adapter"), ("auto", "merged", "merged"), ("merged", "adapter", None),
+     ("adapter", "adapter", "adapter"), ("auto", None, None)],
+)  # fmt: skip
+def test_a_resumed_run_keeps_its_engine_where_the_settings_leave_it_open(
+    requested: str, before: str | None, engine: str | None
+) -> None:
+    sampler = Sampler(requested, lambda rows: pytest.fail("nothing is tested again"))
+    sampler.resume_with(before, is_exact=False)
+    assert sampler.engine == engine
+    assert sampler.is_exact == (engine is None)
+    if engine is not None:
+        sampler.prepare(None, None)  # type: ignore[arg-type]
+        assert sampler.engine == engine
