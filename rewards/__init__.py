@@ -48,7 +48,6 @@ from rewards.grading import (
 )
 from rewards.hacking import hacking_signs
 from rewards.length import completion_length, reasoning_length
-from rewards.logs import RESERVED_COLUMNS
 from rewards.remote import Worker, load_remote
 
 __all__ = [
@@ -141,8 +140,6 @@ def load_rewards(
     for name in names:
         if names.count(name) > 1:
             raise RewardSpecError(f"reward {name!r} is listed twice: list it once, with one weight")
-        if name in RESERVED_COLUMNS:
-            raise RewardSpecError(f"reward {name!r}: choose another name, this one is a column")
     processes = itertools.cycle([Worker() for _ in range(workers)])
     return [
         load_remote(spec, name, next(processes), columns, timeout)

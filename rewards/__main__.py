@@ -15,7 +15,7 @@ import inspect
 import math
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rewards import (
     PROMPT_FORMATS,
@@ -27,6 +27,8 @@ from rewards import (
     lenient_is_correct,
     load_rewards,
 )
+from rewards.errors import one_line
+from rewards.logs import log_nothing
 
 COLUMNS = ("question", "answer", "prompt_format")  # of every data set
 
@@ -43,15 +45,18 @@ def main(arguments: list[str] | None = None) -> None:
     if options.command != "score":
         list_rewards()
         return
+    failed: Exception | None = None
     try:
         completion = _completion(options)
         rewards = load_rewards(options.reward or [*REWARDS], COLUMNS, options.reward_timeout, 1)
         score(completion, _gold(options.gold), options.prompt_format, rewards)
-    except RewardError as error:
-        print(error.own_traceback(), file=sys.stderr, end="")
-        parser.exit(1, f"error: {error}\n")
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
+    except (ValueError, RewardError) as error:
+        failed = error
+    if isinstance(failed, RewardError):  # outside of `except`: the exit has no other cause
+        print(failed.own_traceback(), file=sys.stderr, end="")
+        parser.exit(1, f"error: {failed}\n")
+    if failed is not None:
+        parser.error(str(failed))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         "--reward", action="append", help="only this one, or my_module:my_reward; repeatable"
     )
     command.add_argument(
-        "--reward_timeout", type=_seconds, default=60.0, metavar="SECONDS",
+        "--reward_timeout", type=seconds, default=60.0, metavar="SECONDS",
         help="time for a reward of your own; 0 for no limit (default: %(default)g)",
     )  # fmt: skip
     return parser
@@ -117,18 +122,15 @@ def _score(reward: Reward, completion: str, gold: str, prompt_format: str) -> st
     row = {"question": "", "answer": gold, "prompt_format": prompt_format}
     scores = reward(
         prompts=[""], completions=[completion], **{name: [row[name]] for name in COLUMNS},
-        trainer_state=None, log_extra=_log_nothing, log_metric=_log_nothing,
+        trainer_state=None, log_extra=log_nothing, log_metric=log_nothing,
     )  # fmt: skip
     if inspect.iscoroutine(scores):
         scores = asyncio.run(scores)
     return "cannot judge (None)" if scores[0] is None else f"{scores[0]:+g}"
 
 
-def _log_nothing(name: str, value: Any) -> None:
-    """Take the place of TRL's loggers."""
-
-
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """Parse a limit."""
     number = float(text)
     if not 0 <= number < math.inf:
         raise ValueError
@@ -141,7 +143,10 @@ def _completion(options: argparse.Namespace) -> str:
     if options.completion is not None:
         return str(options.completion)
     if options.file is not None:
-        return Path(options.file).read_text(encoding="utf-8", errors="replace")
+        try:
+            return Path(options.file).read_text(encoding="utf-8", errors="replace")
+        except (OSError, ValueError) as error:
+            raise ValueError(f"cannot read {options.file!r}: {one_line(error)}") from None
     if sys.stdin.isatty():
         raise ValueError("no completion: type it as an argument, pipe it in, or use --file")
     return sys.stdin.buffer.read().decode("utf-8", errors="replace")

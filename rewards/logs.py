@@ -95,6 +95,10 @@ class Logs:
         return RewardError(f"reward {self._reward!r}: {function}({_shown(name)}): {problem}")
 
 
+def log_nothing(name: str, value: Any) -> None:
+    """Take the place of TRL's loggers where nothing is logged."""
+
+
 def _kind(value: Any) -> str | None:
     if isinstance(value, bool):
         return "boolean"

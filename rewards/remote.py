@@ -40,7 +40,7 @@ SIGNALLED = 128  # exit codes above it stand for a signal, as in a shell
 EXIT_S = 1.0  # seconds to wait for the exit code of a process that has ended
 MAX_TRACE_BYTES = 2**16  # capacity of a pipe
 OWN_FOLDER = str(Path(__file__).parent)
-LOGGERS = ("log_extra", "log_metric")
+LOGGERS = {"log_extra", "log_metric"}  # the process has its own
 Answer = tuple[Any, ...]
 
 
@@ -103,7 +103,7 @@ class _Process:
                 elif self._popen.poll() is not None and not self._connection.poll(0):
                     break
                 else:
-                    late = any(r.deadline < time.monotonic() for r in self._values())
+                    late = self._is_late()
             if not late:
                 raise EOFError
         except (EOFError, OSError):  # it has ended: its exit code follows
@@ -112,9 +112,9 @@ class _Process:
         finally:  # whatever happened: nobody may wait for an answer that does not come
             self._close()
 
-    def _values(self) -> list[_Request]:
+    def _is_late(self) -> bool:
         with self._lock:
-            return [*self._requests.values()]
+            return any(r.deadline < time.monotonic() for r in self._requests.values())
 
     def _take(self, number: int, *answer: Any) -> None:
         with self._lock:
@@ -216,22 +216,17 @@ class _Remote(Loaded):
         self.timeout = timeout
 
     def _request(self, arguments: dict[str, Any]) -> Future[Answer]:
-        passed = arguments | plain_state(arguments)
-        passed |= {name: None for name in LOGGERS if name in passed}
-        state = passed.get("trainer_state")
-        seed = repr((getattr(state, "global_step", 0), passed["completions"]))
-        crc = zlib.crc32(seed.encode(errors="surrogatepass"))
-        return self.worker.request(self.timeout, "score", self.spec, crc, self._pickled(passed))
-
-    def _pickled(self, passed: dict[str, Any]) -> bytes:
+        passed = arguments | plain_state(arguments) | dict.fromkeys(LOGGERS & arguments.keys())
+        step = getattr(passed.get("trainer_state"), "global_step", 0)
+        seed = zlib.crc32(repr((step, passed["completions"])).encode(errors="surrogatepass"))
         try:
-            return pickle.dumps(passed, pickle.HIGHEST_PROTOCOL)
+            data = pickle.dumps(passed, pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # a value's own code
-            name = next((name for name, value in passed.items() if not _can_be_sent(value)), "")
             raise RewardError(
-                f"reward {self.__name__!r}: {name!r} cannot be sent to the reward's process "
+                f"reward {self.__name__!r}: its arguments cannot be sent to its process "
                 f"({one_line(error)}): set reward_workers: 0"
             ) from None
+        return self.worker.request(self.timeout, "score", self.spec, seed, data)
 
     def _scores(self, arguments: dict[str, Any], answer: Answer) -> Scores:
         kind, *facts = answer
@@ -259,14 +254,6 @@ class _Remote(Loaded):
             if self._request(one_row(arguments, row)).result()[0] in ("ended", "late"):
                 return place_of(arguments, row)
         return f"on the batch of {count}; each completion alone can be scored", ""
-
-
-def _can_be_sent(value: Any) -> bool:
-    try:
-        pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except Exception:  # the value's own code
-        return False
-    return True
 
 
 class _RemoteAsync(_Remote):

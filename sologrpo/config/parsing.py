@@ -230,9 +230,11 @@ def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) ->
     _check_reward_names(run, args)
     _check_trackers(args)
     _leave_out_of_stock(run, args)
-    if args.eval_strategy != "no" and run.num_validation_examples < 1:
+    validates = args.eval_strategy != "no" or args.eval_on_start
+    if validates and run.num_validation_examples < 1:
+        name = "eval_on_start" if args.eval_strategy == "no" else "eval_strategy"
         raise InputError(
-            "eval_strategy is set but nothing is held out: set num_validation_examples, e.g. 100"
+            f"{name} is set but nothing is held out: set num_validation_examples, e.g. 100"
         )
     if args.save_strategy == "best" and args.eval_strategy == "no":
         raise InputError(

@@ -321,22 +321,24 @@ def prompt_token_ids(
         tokenizer: the model's.
 
     Raises:
-        InputError: if a tokenizer without a chat template gets chat messages, or if the tokenizer
-            adds an end token to plain text.
+        InputError: if a tokenizer without a chat template gets chat messages, makes an empty
+            prompt, or adds an end token to plain text.
     """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if not texts:
-        rendered = [render_prompt(prompt, tokenizer) for prompt in prompts]
-        chat_ids: list[list[int]] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
-        return chat_ids
+    rendered = texts or [render_prompt(prompt, tokenizer) for prompt in prompts]
     # grpo_trainer.py:1758 of TRL 1.16: `self.processing_class(text=prompts)["input_ids"]`
-    text_ids: list[list[int]] = tokenizer(texts)["input_ids"]
-    if text_ids[0][-1] == tokenizer.eos_token_id:
+    ids: list[list[int]] = tokenizer(rendered, add_special_tokens=bool(texts))["input_ids"]
+    if not all(ids):
+        raise InputError(
+            f"{tokenizer.name_or_path} makes an empty prompt: its chat template or its vocabulary "
+            "is damaged; download the model again"
+        )
+    if texts and ids[0][-1] == tokenizer.eos_token_id:
         raise InputError(
             f"{tokenizer.name_or_path} ends every text with {tokenizer.eos_token}, even a prompt: "
             "set add_eos_token to false in its tokenizer_config.json"
         )
-    return text_ids
+    return ids
 
 
 def render_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: Any) -> str:

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from rewards import Reward, parse_gold
 from rewards.completions import Scores
 from rewards.grading import CLOSE, OPEN
+from rewards.logs import log_nothing
 from sologrpo.prompts import PromptFormat, WorkedExample
 
 COUNTED_TO = 60  # lists of numbers run from 0 to here, which covers most answers of GSM8K
@@ -94,8 +95,8 @@ class Bench:
             "prompts": prompts,
             "completions": texts if isinstance(prompts[0], str) else completions,
             "trainer_state": None,
-            "log_extra": _log_nothing,
-            "log_metric": _log_nothing,
+            "log_extra": log_nothing,
+            "log_metric": log_nothing,
         }
 
     def _token_ids(self, text: str) -> list[int]:
@@ -105,10 +106,6 @@ class Bench:
             ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             self._ids[text] = [*ids, self._tokenizer.eos_token_id][: self._max_tokens]
         return self._ids[text]
-
-
-def _log_nothing(name: str, value: Any) -> None:
-    """Take the place of TRL's loggers."""
 
 
 async def _awaited(scores: Any) -> Any:

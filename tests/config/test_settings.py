@@ -248,6 +248,9 @@ def test_any_value_on_the_command_line_is_taken_or_refused_in_one_line(
         ("--use_peft false", "use_peft"),
         ("--outcome_reward nothing", "is not among the rewards"),
         ("--eval_strategy steps", "set num_validation_examples"),
+        ("--eval_on_start true", "set num_validation_examples"),
+        ("--remove_unused_columns true", "expected False"),
+        ("--log_completions_hub_repo a", "expected None"),
         ("--config dr-grpo", "give one file"),
     ],
 )

@@ -371,3 +371,11 @@ def test_format_that_needs_a_chat_template(tiny_data: Path) -> None:
         load_train_and_validation(run, base_tokenizer(), seed=0)
     with pytest.raises(InputError, match=says):
         render_prompt([{"role": "user", "content": "2 + 2?"}], base_tokenizer())
+
+
+def test_an_empty_chat_template_is_refused(tiny_data: Path) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = "{# nothing #}"
+    prompts = load_test_prompts(run_on(tiny_data), tokenizer=tokenizer)["prompt"]
+    with pytest.raises(InputError, match="makes an empty prompt"):
+        prompt_token_ids(prompts, tokenizer)

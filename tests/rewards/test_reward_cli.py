@@ -105,6 +105,8 @@ def test_nothing_needs_torch(arguments):
         (["score", "--gold", "18", "--reward", "strict_fromat", "x"], "strict_format"),
         (["score", "--gold", "18", "--file", "/no/such/file"], "/no/such/file"),
         (["score", "--gold", "18", "--file", "f", "text"], "not both"),
+        (["score", "--gold", "18", "--file", str(ROOT)], "Is a directory"),
+        (["score", "--gold", "18", "--reward_timeout", "nan", "text"], "invalid seconds value"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(arguments, message):
