@@ -201,7 +201,8 @@ def _flag(case: Case, call: list[str], home: Path, rng: random.Random) -> None:
     settings = settings_of(case.command)
     setting = rng.choice(settings)
     sort, text = rng.choice(list(values.texts(rng).items()))
-    reads = setting.flag in call and _exists(home, call[call.index(setting.flag) + 1])
+    given = [value for flag, value in zip(call, call[1:], strict=False) if flag == setting.flag]
+    reads = any(_exists(home, value) for value in given)
     case.bad = values.bad_text(setting, text, must_exist=reads and not _exists(home, text))
     case.what, case.chosen = f"{setting.name} ({setting.kind}): {sort}", text
     if setting.switch:
