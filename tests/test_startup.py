@@ -67,6 +67,15 @@ def sologrpo(*arguments: str, cwd: Path, stdout: int = subprocess.PIPE) -> "subp
     )  # fmt: skip
 
 
+def wait_for_handlers(process: "subprocess.Popen[str]") -> None:
+    """Wait until Python has started: before, nothing of ours runs. It catches no SIGTERM itself."""
+    caught = 0
+    while process.poll() is None and not caught & 1 << (signal.SIGTERM - 1):
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+        time.sleep(0.01)
+
+
 def stop(process: "subprocess.Popen[str]", number: signal.Signals) -> tuple[int, list[str]]:
     """Send a signal; return the exit code and the lines of stderr."""
     process.send_signal(number)
@@ -83,7 +92,8 @@ def test_ctrl_c_at_any_moment_ends_in_one_line(tiny_llama: Path, tmp_path: Path)
     for tenth in range(10):
         command = ["train", *quickstart(tiny_llama, tmp_path / f"run-{tenth}")]
         process = sologrpo(*command, cwd=tmp_path)
-        time.sleep(max(life * tenth / 10, 0.2))  # 0.2 s: Python has started
+        wait_for_handlers(process)
+        time.sleep(life * tenth / 10)
         code, errors = stop(process, signal.SIGINT)
         codes.append(code)
         # While training, two lines precede it.
@@ -96,13 +106,13 @@ def test_ctrl_c_at_any_moment_ends_in_one_line(tiny_llama: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("command", "seconds"),
     [
-        (["evaluate", "--model", "x"], 1.5),
-        (["export", "--model", "x"], 1.5),
-        (["report", "x"], 0.5),
-        (["doctor"], 2.0),
-        (["rewards", "check", "--config", "quickstart"], 2.0),
-        (["model", "--out", "m"], 0.5),
-        (["rewards", "score", "--gold", "1"], 0.5),  # waits for its standard input
+        (["evaluate", "--model", "x"], 1.0),
+        (["export", "--model", "x"], 1.0),
+        (["report", "x"], 0.2),
+        (["doctor"], 1.0),
+        (["rewards", "check", "--config", "quickstart"], 1.0),
+        (["model", "--out", "m"], 0.1),
+        (["rewards", "score", "--gold", "1"], 0.2),  # waits for its standard input
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -111,6 +121,7 @@ def test_every_command_stops_in_one_line(
     command: list[str], seconds: float, number: signal.Signals, tmp_path: Path
 ) -> None:
     process = sologrpo(*command, cwd=tmp_path)
+    wait_for_handlers(process)
     time.sleep(seconds)
     code, errors = stop(process, number)
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"

@@ -67,7 +67,7 @@ class _Step(Schema):
 
 
 class Described(NamedTuple):
-    """What a card says of a run; a file that is missing is left out."""
+    """Hold the facts of a run for its card; a missing file is left out."""
 
     environment: RunEnvironment | None
     config: dict[str, Any]
@@ -154,7 +154,7 @@ def write_card(
 
 
 def read_run(run: Path | None) -> Described:
-    """Read what a card says of a run.
+    """Read the facts of a run for its card.
 
     Raises:
         InputError: if a file is damaged.

@@ -132,7 +132,7 @@ def unusable_reason(checkpoint: Path, trainer: str, args: TrainingArguments) -> 
     """
     file = generation_state_file(checkpoint, args)
     if trainer == "solo" and not file.is_file():
-        return f"it has no {file.name}"
+        return f"it has no {file.name}: save_only_model or another number of processes"
     best = best_checkpoint(checkpoint) if args.load_best_model_at_end else None
     reason = None if best is None else incomplete_reason(best)
     return None if reason is None else f"{best} was the best so far, and {reason}"
@@ -196,7 +196,7 @@ def load_generation_state(trainer: GRPOTrainer, checkpoint: Path) -> None:
     file = generation_state_file(checkpoint, trainer.args)
     state = torch.load(file, map_location=trainer.args.device, weights_only=True)
     trainer._step = state["step"]
-    trainer._rollout.sampler.resume_with(*state["engine"])
+    trainer._rollout.sampler.resume_with(*state.get("engine", (None, True)))
     trainer._buffered_inputs = state["buffered_inputs"]
     for name, log in state["logs"].items():
         columns = log.items() if isinstance(log, dict) else [(None, log)]

@@ -161,8 +161,8 @@ def open_run_directory(
     if checkpoint is not None:
         if (reason := obstacle(checkpoint)) is not None:
             raise InputError(
-                f"--resume: no checkpoint can be used with these settings: {checkpoint} is the "
-                f"latest, and {reason}: give those of the run, or another --output_dir"
+                f"--resume: {checkpoint} cannot be used with these settings, {reason}: give those "
+                "of the run, or another --output_dir"
             )
         recorded = _check_can_resume(checkpoint, settings, recorded, run.accept_changes)
     elif run.resume and (directory / ADAPTER).exists():

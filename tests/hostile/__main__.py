@@ -14,8 +14,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[number]) for number in (1, 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 
 from cases import ROUND  # noqa: E402
-from running import Range, table  # noqa: E402
-from seed import seed_of_the_day  # noqa: E402
+from running import Range, seed_of_the_day, table  # noqa: E402
 
 
 def main() -> None:
@@ -47,7 +46,7 @@ def main() -> None:
         print(results[0].case, results[0].ended.out, results[0].ended.err, sep="\n")
         print(f"folder: {scratch}")
     print(table(results))
-    place.close()
+    place.servers.close()
 
 
 if __name__ == "__main__":

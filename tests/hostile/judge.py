@@ -14,7 +14,13 @@ FRAME = re.compile(r'File "([^"]+)", line')
 # What a command may change below `home`, besides a place that the command line names.
 WRITES = {
     "train": ["runs/new", RUN],
-    "evaluate": ["runs/new", f"{RUN}/eval", f"{RUN}/report.html", f"{RUN}/reward_curve.png"],
+    "evaluate": [
+        "runs/new",
+        f"{RUN}/eval",
+        f"{RUN}/export",
+        f"{RUN}/report.html",
+        f"{RUN}/reward_curve.png",
+    ],
     "export": ["out", f"{RUN}/eval", f"{RUN}/export"],
     "report": ["runs/comparison.html", f"{RUN}/report.html", f"{RUN}/reward_curve.png"],
     "recipes copy": ["mine.yaml", "quickstart.yaml"],

@@ -6,14 +6,12 @@ are forks, so that no kill is spent on the seconds of importing.
 
 import random
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 
 from sandbox import RECIPES, RUN, Entry, copy, snapshot
 from scripts import launch_command
-from server import Ended, Job, Server
+from server import Ended, Job, Server, Servers
 
 # With `auto`, the engine of a 4-bit run is the one that was faster in its first step.
 STEPS = 6
@@ -79,14 +77,10 @@ class Killed:
 
 
 class Killer:
-    """Kills works in copies of a folder, on several servers at a time."""
+    """Kill works in copies of a folder, on several servers at a time."""
 
-    def __init__(self, original: Path, scratch: Path, servers: Sequence[Server]) -> None:
-        self._original, self._scratch = original, scratch
-        self._count = len(servers)
-        self._free: SimpleQueue[Server] = SimpleQueue()
-        for server in servers:
-            self._free.put(server)
+    def __init__(self, original: Path, scratch: Path, servers: Servers) -> None:
+        self._original, self._scratch, self._servers = original, scratch, servers
 
     def kill(self, seed: int, command: str, kills: int) -> list[Killed]:
         """Kill one command this many times, and resume it after each."""
@@ -96,32 +90,27 @@ class Killer:
             times = min(kills, rng.randint(1, 2))
             plan.append((rng.choice(works()[command]), times, rng.random()))
             kills -= times
-        with ThreadPoolExecutor(self._count) as pool:
-            return list(pool.map(lambda item: self._kill(*item), plan))
+        return list(self._servers.map(self._kill, plan))
 
-    def _kill(self, work: Work, times: int, seed: float) -> Killed:
-        rng, server = random.Random(seed), self._free.get()
-        try:
-            folder = self._scratch / f"{work.name.replace(' ', '-')}-{seed}"
-            whole, seconds = self._uninterrupted(work, folder / "whole", server)
-            home = copy(self._original, folder / "killed") / "home"
-            moments: list[float] = []
-            argv = work.argv
-            for _ in range(ATTEMPTS):
-                if len(moments) == times:
-                    break
-                moment = round(rng.uniform(0, seconds), 3)
-                ended = server.run(self._job(work, argv, home, moment))
-                if ended.code == KILLED:
-                    moments.append(moment)
-                    argv = (*work.argv, *work.again)
-                else:  # at its end before the kill: from the start
-                    home = copy(self._original, folder / f"killed-{rng.random()}") / "home"
-                    moments, argv = [], work.argv
-            ended = server.run(self._job(work, argv, home, None))
-            return Killed(work.name, tuple(moments), _difference(work, ended, home, whole))
-        finally:
-            self._free.put(server)
+    def _kill(self, server: Server, item: tuple[Work, int, float]) -> Killed:
+        work, times, seed = item
+        rng = random.Random(seed)
+        folder = self._scratch / f"{work.name.replace(' ', '-')}-{seed}"
+        whole, seconds = self._uninterrupted(work, folder / "whole", server)
+        moments: list[float] = []
+        for attempt in range(ATTEMPTS):
+            if not moments:
+                home, argv = copy(self._original, folder / str(attempt)) / "home", work.argv
+            elif len(moments) == times:
+                break
+            moment = round(rng.uniform(0, seconds), 3)
+            if server.run(self._job(work, argv, home, moment)).code == KILLED:
+                moments.append(moment)
+                argv = (*work.argv, *work.again)
+            else:  # at its end before the kill: from the start
+                moments = []
+        ended = server.run(self._job(work, argv, home, None))
+        return Killed(work.name, tuple(moments), _difference(work, ended, home, whole))
 
     def _uninterrupted(
         self, work: Work, folder: Path, server: Server

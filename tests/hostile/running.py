@@ -1,20 +1,20 @@
 """Run cases, several at a time, and sum up what was found."""
 
+import datetime
+import os
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from queue import SimpleQueue
 
-from cases import REAL, Case, controls, draw
+from cases import CALLS, REAL, Case, controls, draw, settings_of
 from judge import faults
 from sandbox import build, copy, resumed_adapter, snapshot
 from scripts import launch_command
-from server import ROOT, Ended, Job, Server
+from server import ROOT, Ended, Job, Server, Servers
 
 # The Hub of a machine without a network: nothing answers there.
 NO_HUB = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
@@ -47,39 +47,34 @@ class Range:
 
     def __init__(self, scratch: Path, workers: int, timeout: float) -> None:
         self.scratch, self.timeout = scratch, timeout
-        self.servers = [Server(scratch / f"caches-{number}") for number in range(workers)]
-        self.original = build(scratch / "original", self.servers[0])
-        self.adapter = resumed_adapter(self.original, scratch / "resumed", self.servers[0])
-        self._free: SimpleQueue[Server] = SimpleQueue()
-        for server in self.servers:
-            self._free.put(server)
+        for command in CALLS:
+            settings_of(command)  # captures parsers, which threads cannot do at the same time
+        self.servers = Servers(scratch, workers)
+        (made,) = self.servers.map(self._make, ["original"])
+        self.original, self.adapter = made
+
+    def _make(self, server: Server, name: str) -> tuple[Path, str]:
+        original = build(self.scratch / name, server)
+        return original, resumed_adapter(original, self.scratch / "resumed", server)
 
     def run(self, seed: int, numbers: Iterable[int], keep: bool = False) -> Iterator[Result]:
         """Draw and run cases; yield their results in order."""
-        with ThreadPoolExecutor(len(self.servers)) as pool:
-            yield from pool.map(lambda number: self._run(seed, number, None, keep), numbers)
+        return self.servers.map(
+            lambda server, number: self._run(server, seed, number, keep), numbers
+        )
 
     def run_controls(self) -> Iterator[Result]:
         """Run what has to succeed."""
-        with ThreadPoolExecutor(len(self.servers)) as pool:
-            yield from pool.map(lambda case: self._run(0, -1, case, False), controls())
+        return self.servers.map(lambda server, case: self._run(server, 0, case, False), controls())
 
-    def close(self) -> None:
-        for server in self.servers:
-            server.close()
-
-    def _run(self, seed: int, number: int, case: Case | None, keep: bool) -> Result:
-        server = self._free.get()
+    def _run(self, server: Server, seed: int, drawn: Case | int, keep: bool) -> Result:
         box = copy(self.original, self.scratch / f"case-{id(server)}" / "box")
-        try:
-            case = case or draw(seed, number, box / "home")
-            before = snapshot(box)
-            ended = server.run(self._job(case, box))
-            found = faults(case, ended, before, snapshot(box), self.adapter)
-        finally:
-            if not keep:
-                shutil.rmtree(box.parent)
-            self._free.put(server)
+        case = draw(seed, drawn, box / "home") if isinstance(drawn, int) else drawn
+        before = snapshot(box)
+        ended = server.run(self._job(case, box))
+        found = faults(case, ended, before, snapshot(box), self.adapter)
+        if not keep:
+            shutil.rmtree(box.parent)
         return Result(case, ended, found, seed)
 
     def _job(self, case: Case, box: Path) -> Job:
@@ -92,6 +87,11 @@ class Range:
             elif case.command == "evaluate":
                 job.argv, job.command = case.argv[1:], [sys.executable, f"{ROOT}/evaluate.py"]
         return job
+
+
+def seed_of_the_day() -> int:
+    """Return `HOSTILE_SEED`, or else today's date as a number."""
+    return int(os.environ.get("HOSTILE_SEED") or f"{datetime.date.today():%Y%m%d}")
 
 
 def quick_numbers(count: int) -> Sequence[int]:

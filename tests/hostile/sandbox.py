@@ -50,7 +50,6 @@ HISTORY = (
     ["evaluate", "--run", RUN, "--limit", "3"],
     ["export", "--run", RUN, "--save_merged", MERGED, "--save_4bit", FOUR_BIT,
      "--parity_problems", "2"],
-    ["report", RUN],
 )  # fmt: skip
 
 

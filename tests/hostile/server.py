@@ -15,11 +15,15 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
+T, R = TypeVar("T"), TypeVar("R")
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON_PATH = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 GRACE = 20.0  # seconds between Ctrl-C and kill -9
@@ -98,6 +102,33 @@ class Server:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
+
+
+class Servers:
+    """Several servers, which share work."""
+
+    def __init__(self, scratch: Path, count: int) -> None:
+        self._all = [Server(scratch / f"server-{number}") for number in range(count)]
+
+    def map(self, function: Callable[[Server, T], R], items: Iterable[T]) -> Iterator[R]:
+        """Call the function with a free server and each item; yield its results in order."""
+        free: SimpleQueue[Server] = SimpleQueue()
+        for server in self._all:
+            free.put(server)
+
+        def call(item: T) -> R:
+            server = free.get()
+            try:
+                return function(server, item)
+            finally:
+                free.put(server)
+
+        with ThreadPoolExecutor(len(self._all)) as pool:
+            yield from pool.map(call, items)
+
+    def close(self) -> None:
+        for server in self._all:
+            server.close()
 
 
 def serve() -> Job | None:

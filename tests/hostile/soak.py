@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from kills import Killer
-from running import Range, table
-from seed import seed_of_the_day
+from running import Range, seed_of_the_day, table
 
 CASES = 1500
 KILLS = {"train": 30, "evaluate": 12, "export": 8}
@@ -19,7 +18,7 @@ WORKERS = 2
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Range]:
     place = Range(tmp_path_factory.mktemp("hostile"), WORKERS, timeout=60.0)
     yield place
-    place.close()
+    place.servers.close()
 
 
 @pytest.mark.timeout(7200)

@@ -147,7 +147,7 @@ def test_a_checkpoint_without_the_position_in_its_batch_is_passed_over(
     assert f"{run / LAST} is incomplete, it has no generation_state.pt" in capfd.readouterr().err
     for folder in run.glob("checkpoint-*"):
         remove_generation_state(folder)
-    with pytest.raises(InputError, match=r"no checkpoint can be used .* no generation_state.pt"):
+    with pytest.raises(InputError, match=r"cannot be used .* no generation_state.pt"):
         reopen()
 
 
