@@ -100,9 +100,9 @@ def one_line_errors(main: Callable[P, None]) -> Callable[P, None]:
     """Wrap the `main` of a script or command: a known error prints one line and sets the exit code.
 
     2 after an `InputError`, and for a path that cannot be used; 1 after a `RunError`, and where the
-    machine has no memory or no disk; 130 after Ctrl-C. A reward that ends the run is shown with its own traceback, without
-    the trainer's. Any other exception is a defect and keeps its traceback. `--traceback` on the
-    command line keeps all tracebacks.
+    machine has no memory or no disk; 130 after Ctrl-C. A reward that ends the run is shown with its
+    own traceback, without the trainer's. Any other exception is a defect and keeps its traceback.
+    `--traceback` on the command line keeps all tracebacks.
     """
 
     @wraps(main)
