@@ -1,9 +1,8 @@
 """Run rewards in worker processes, and end a process that misbehaves.
 
 A reward may hang with the interpreter's lock held, ignore signals, exit, crash or print. None of it
-reaches the trainer. Pools of other packages were tried and are not used: pebble 5.2.3 imports the
-trainer's script, and torch with it, into each process, never notices `os._exit(0)` and leaves alone
-what a reward started; loky restarts a process that grows by 300 MB, such as a loaded model.
+reaches the trainer. A pool of pebble 5.2.3 was tried: it imports the trainer's script, and torch
+with it, into each process, takes `os._exit(0)` for a hang, and leaves alone what a reward started.
 """
 
 import asyncio

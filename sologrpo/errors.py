@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import ParamSpec
 
@@ -69,31 +69,40 @@ def escaped(text: str) -> str:
 
 
 def cannot_write(error: BaseException) -> str | None:
-    """Explain a file or disk that cannot be used in one line; None for any other error."""
-    seen: BaseException | None = error
-    while seen is not None:
-        number = getattr(seen, "errno", None)
-        if number in _NO_ROOM or _NO_ROOM_TEXT.search(str(seen)):
+    """Explain a disk that is full or read-only in one line; None for any other error."""
+    for seen in _causes(error):
+        if getattr(seen, "errno", None) in _NO_ROOM or _NO_ROOM_TEXT.search(str(seen)):
             return (
                 f"cannot write: {first_line(seen)}: free some space, or set another output_dir; "
                 "--resume continues a run from its last complete checkpoint"
             )
-        if number in _REFUSED and isinstance(seen, OSError) and seen.filename is not None:
+    return None
+
+
+def _cannot_use(error: BaseException) -> str | None:
+    """Explain a path that the machine refuses in one line; None for any other error."""
+    for seen in _causes(error):
+        if isinstance(seen, OSError) and seen.errno in _REFUSED and seen.filename is not None:
             return (
                 f"cannot use {os.fsdecode(seen.filename)}: {seen.strerror}: change its permissions "
                 "or set another path"
             )
-        seen = seen.__cause__ or seen.__context__
     return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def one_line_errors(main: Callable[P, None]) -> Callable[P, None]:
     """Wrap the `main` of a script or command: a known error prints one line and sets the exit code.
 
-    2 after an `InputError`; 1 after a `RunError`, and where the machine has no memory or refuses to
-    write; 130 after Ctrl-C. A reward that ends the run is shown with its own traceback, without
-    the trainer's. Any other exception is a defect and keeps its traceback. `--traceback` on the
-    command line keeps all tracebacks.
+    2 after an `InputError`, and for a path that cannot be used; 1 after a `RunError`, and where the
+    machine has no memory or no disk; 130 after Ctrl-C. A reward that ends the run is shown with its
+    own traceback, without the trainer's. Any other exception is a defect and keeps its traceback.
+    `--traceback` on the command line keeps all tracebacks.
     """
 
     @wraps(main)
@@ -133,6 +142,8 @@ def _ending(error: BaseException) -> tuple[int, str]:
         return 1, str(error)
     if line := cannot_write(error):
         return 1, line
+    if line := _cannot_use(error):
+        return 2, line
     if isinstance(error, MemoryError):
         return 1, "out of memory: use a smaller model, batch or data set"
     return 0, ""
