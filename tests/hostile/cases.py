@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_type_hints
 from unittest.mock import patch
@@ -201,7 +202,7 @@ def _flag(case: Case, call: list[str], home: Path, rng: random.Random) -> None:
     settings = settings_of(case.command)
     setting = rng.choice(settings)
     sort, text = rng.choice(list(values.texts(rng).items()))
-    given = [value for flag, value in zip(call, call[1:], strict=False) if flag == setting.flag]
+    given = [value for flag, value in pairwise(call) if flag == setting.flag]
     reads = any(_exists(home, value) for value in given)
     case.bad = values.bad_text(setting, text, must_exist=reads and not _exists(home, text))
     case.what, case.chosen = f"{setting.name} ({setting.kind}): {sort}", text
