@@ -82,7 +82,7 @@ oldest:  ## run all tests with the oldest versions admitted, in .venv-oldest
 	@$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 
 soak: $(READY)  ## 300 steps, 1,500 hostile command lines and 50 kills, on a tiny model
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/soak.py tests/hostile/soak.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/soak.py tests/hostile/soak_hostile.py
 
 check: $(READY)  ## lint, check the formatting and the types
 	$(BIN)/ruff check .

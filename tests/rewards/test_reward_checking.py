@@ -86,7 +86,12 @@ NOT_SCORES = [
 ]
 
 
-@pytest.mark.parametrize("scores", NOT_LISTS, ids=repr)
+# Not `ids=repr`: addresses in names differ between the processes of the tests.
+def kind(value):
+    return type(value).__name__
+
+
+@pytest.mark.parametrize("scores", NOT_LISTS, ids=kind)
 def test_scores_must_be_a_list(scores):
     with pytest.raises(RewardError) as error:
         score(returning(scores))
@@ -95,7 +100,7 @@ def test_scores_must_be_a_list(scores):
     )
 
 
-@pytest.mark.parametrize("value", NOT_SCORES, ids=repr)
+@pytest.mark.parametrize("value", NOT_SCORES, ids=kind)
 def test_a_score_must_be_a_finite_number(value):
     with pytest.raises(RewardError) as error:
         score(returning([1.0, value, 2.0]))
