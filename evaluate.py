@@ -7,12 +7,9 @@ the completions of an earlier evaluation again, without a model.
 """
 
 if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need not wait for them
-    from sologrpo.startup import start_process
+    from sologrpo.cli import start_script
 
-    start_process()
-    from sologrpo.cli import run_script
-
-    run_script("evaluate")
+    start_script("evaluate")
 
 import sys
 from collections.abc import Sequence
@@ -62,3 +59,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         export_and_push(export, console)
     if settings.run:
         console.print(f"report        {write_report(settings.run)}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,17 +1,14 @@
 """Train a LoRA adapter with GRPO: `sologrpo train --config quickstart`.
 
-Also `python train.py --config FILE`, and with `accelerate launch --quiet` on several GPUs. Reads in
-the order that the data flows:
+Also `accelerate launch --quiet train.py --config FILE`, and `python train.py` on one device.
+Reads in the order that the data flows:
 config -> data -> rewards -> run directory -> model -> trainer -> train -> adapter -> report.
 """
 
 if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need not wait for them
-    from sologrpo.startup import start_process
+    from sologrpo.cli import start_script
 
-    start_process()
-    from sologrpo.cli import run_script
-
-    run_script("train")
+    start_script("train")
 
 from rewards import load_rewards
 from sologrpo.config import parse_config
@@ -64,3 +61,7 @@ def main() -> None:
             console.print(f"adapter  {opened.adapter}\nreport   {report}", soft_wrap=True)
             push.finish(opened.adapter, str(model_args.model_name_or_path))
             console.print(f"next     sologrpo evaluate --run {opened.directory}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -33,24 +33,35 @@ def main(argv: Sequence[str] | None = None) -> None:
     _run(command, arguments)
 
 
-def run_script(command: str) -> NoReturn:
-    """Run `train.py` or `evaluate.py` with the arguments of the process, as `sologrpo` does."""
-    _run(command, sys.argv[1:])
-    sys.exit()
+def start_script(command: str) -> None:
+    """Prepare the process of `train.py` or `evaluate.py`, as `sologrpo` does, before its imports.
+
+    Args:
+        command: of `sologrpo` that does the same.
+    """
+    start_process()
+    _understand(command, sys.argv[1:])
 
 
-def _run(command: str, given: list[str]) -> None:
+def _run(command: str, given: Sequence[str]) -> None:
     from sologrpo.errors import one_line_errors  # after `--help`, which should be fast
+
+    arguments = _understand(command, given)
+    one_line_errors(COMMANDS[command][0])(arguments)
+
+
+def _understand(command: str, given: Sequence[str]) -> Sequence[str]:
+    """Correct the arguments, also those of the process: commands read a setting's origin there."""
+    from sologrpo.errors import one_line_errors
     from sologrpo.forgiving import understand
 
-    def start() -> None:
-        arguments = understand(command, given)
-        # Commands read it too, for a setting's origin and for `--traceback`.
-        sys.argv = [f"sologrpo {command}", *arguments]
-        COMMANDS[command][0](arguments)
+    @one_line_errors
+    def correct() -> None:
+        sys.argv[1:] = understand(command, given)
 
     sys.argv = [f"sologrpo {command}", *given]
-    one_line_errors(start)()
+    correct()
+    return sys.argv[1:]
 
 
 class _Parser(argparse.ArgumentParser):

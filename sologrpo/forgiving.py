@@ -1,7 +1,7 @@
 """Understand command lines with a forgotten flag; refuse a wrong path before libraries load."""
 
 import os
-import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from sologrpo.errors import InputError
@@ -9,11 +9,9 @@ from sologrpo.files import RUN_CONFIG, recipes
 
 # What a first argument without a flag is.
 _FIRST = {"train": "--config", "evaluate": "--run", "export": "--run"}
-_ONE_DASH = re.compile(r"-(?!inf$|nan$)[a-z]\w+(=.*)?", re.DOTALL)
-_NO_DASH = re.compile(r"[a-z]\w*=.*", re.DOTALL)
 
 
-def understand(command: str, given: list[str]) -> list[str]:
+def understand(command: str, given: Sequence[str]) -> list[str]:
     """Write a command line in the form that its parser expects.
 
     Args:
@@ -23,26 +21,17 @@ def understand(command: str, given: list[str]) -> list[str]:
     Raises:
         InputError: if the config or run that they name does not exist.
 
-    >>> understand("train", ["quickstart", "-seed", "=", "3", "max_steps=2"])
-    ['--config', 'quickstart', '--seed', '3', '--max_steps=2']
+    >>> understand("train", ["quickstart", "--seed", "3"])
+    ['--config', 'quickstart', '--seed', '3']
     """
     if command == "report":
-        return [arg for arg in given if arg != "--run"]
+        return [word for word in given if word != "--run"]
     if command not in _FIRST:
-        return given
+        return list(given)
     if {"-h", "--help"} & set(given):
         return ["--help"]
-    words: list[str] = []
-    for arg in given:
-        follows_flag = bool(words) and words[-1].startswith("--") and "=" not in words[-1]
-        if _ONE_DASH.fullmatch(arg):
-            words.append("-" + arg)
-        elif _NO_DASH.fullmatch(arg) and not follows_flag:
-            words.append("--" + arg)
-        elif arg != "=":  # of "--seed = 3"
-            words.append(arg)
-    if words and not words[0].startswith("-"):
-        words.insert(0, _FIRST[command])
+    is_bare = bool(given) and not given[0].startswith("-")
+    words = [_FIRST[command], *given] if is_bare else list(given)
     _check_path(_FIRST[command], words)
     return words
 

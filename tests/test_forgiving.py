@@ -16,11 +16,6 @@ from sologrpo.forgiving import understand
     [
         ("train", "quickstart", "--config quickstart"),
         ("train", "quickstart --seed 3", "--config quickstart --seed 3"),
-        ("train", "quickstart seed=3", "--config quickstart --seed=3"),
-        ("train", "-config quickstart", "--config quickstart"),
-        ("train", "-config=quickstart", "--config=quickstart"),
-        ("train", "--config = quickstart", "--config quickstart"),
-        ("train", "config=quickstart", "--config=quickstart"),
         ("train", "--config quickstart --beta -1", "--config quickstart --beta -1"),
         ("train", "--config quickstart --beta -inf", "--config quickstart --beta -inf"),
         ("train", "--config nowhere -x --help", "--help"),
