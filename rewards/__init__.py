@@ -240,7 +240,7 @@ def _import(path: str) -> Reward:
         module = importlib.import_module(module_name)
     except RewardSpecError:
         raise
-    except (Exception, SystemExit) as error:  # the module's own code
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # the module's own code
         raise RewardSpecError(
             f"reward {path!r}: cannot import {module_name!r} ({one_line(error)}); "
             "put the module next to the config or into the current directory"

@@ -4,6 +4,7 @@ Text from a run, a data set or a command line becomes a file name by `check_name
 written or removed in a run directory lies `inside` it: a link there that leads out is not followed.
 """
 
+import errno
 import os
 import re
 import tempfile
@@ -102,6 +103,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """
     if isinstance(content, str):
         content = content.encode("utf-8", "replace")
+    if not path.name:  # "." or "/"
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)

@@ -5,7 +5,6 @@ machine and no token can get into a card.
 """
 
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -127,7 +126,8 @@ def write_card(
     environment, config, evaluations, steps = read_run(run)
     has_picture = run is not None and (run / REWARD_CURVE).is_file()
     if run is not None and has_picture:
-        shutil.copy(inside(run, REWARD_CURVE), folder / REWARD_CURVE)
+        picture = inside(run, REWARD_CURVE).read_bytes()
+        write_atomically(folder / REWARD_CURVE, picture)  # also where something else is there
     base = public_name(base_model, base_on_hub)
     card = ModelCard.from_template(
         _metadata(kind, name, base, config, evaluations),

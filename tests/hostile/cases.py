@@ -79,6 +79,7 @@ ROUND = [
 random.Random(0).shuffle(ROUND)  # so that a part of a round has something of everything
 REAL = 20  # every 20th case is typed as in the README, and runs as a separate process
 
+WRITTEN = ("output_dir", "save_merged", "save_4bit")  # paths that need not exist
 # Files that a call cannot do without, below the folders that it reads.
 ADAPTER_FILES = {f"{RUN}/adapter/{name}" for name in ("adapter_config.json",
                                                      "adapter_model.safetensors")}  # fmt: skip
@@ -203,7 +204,7 @@ def _flag(case: Case, call: list[str], home: Path, rng: random.Random) -> None:
     setting = rng.choice(settings)
     sort, text = rng.choice(list(values.texts(rng).items()))
     given = [value for flag, value in pairwise(call) if flag == setting.flag]
-    reads = any(_exists(home, value) for value in given)
+    reads = setting.name not in WRITTEN and any(_exists(home, value) for value in given)
     case.bad = values.bad_text(setting, text, must_exist=reads and not _exists(home, text))
     case.what, case.chosen = f"{setting.name} ({setting.kind}): {sort}", text
     if setting.switch:
@@ -260,7 +261,7 @@ def _yaml(case: Case, call: list[str], home: Path, rng: random.Random) -> None:
     given = ["config", *(word.removeprefix("--") for word in call)]
     setting = rng.choice([s for s in settings_of(case.command) if s.name not in given])
     sort, value = rng.choice(list(values.objects(rng).items()))
-    reads = setting.name != "output_dir" and _exists(home, str(content.get(setting.name, "")))
+    reads = setting.name not in WRITTEN and _exists(home, str(content.get(setting.name, "")))
     case.bad = values.bad_object(setting, value, reads and not _exists(home, str(value)))
     case.what, case.chosen = f"{setting.name} ({setting.kind}): {sort}", str(value)
     text = yaml.safe_dump(content | {setting.name: value}, sort_keys=False)

@@ -574,6 +574,7 @@ def test_command_line(run_dir: Path, slower: Path, capsys: Any) -> None:
         ([str(run_dir / "nowhere")], "is not a run directory"),
         ([str(run_dir), "--output", str(page)], "--output is for several runs"),
         ([str(run_dir), str(slower), "--output", str(run_dir)], "cannot write"),
+        ([str(run_dir), str(slower), "--output", "."], "cannot write"),
         ([str(run_dir), str(slower), "--output", f"{page}/x"], "cannot write"),
     ):
         with pytest.raises(SystemExit, match="2"):
