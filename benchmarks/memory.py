@@ -26,6 +26,7 @@ from transformers import PretrainedConfig, Qwen2Config, Qwen3Config  # noqa: E40
 from sologrpo.config.parsing import parse_config  # noqa: E402
 from sologrpo.plan.footprint import Footprint, footprint  # noqa: E402
 from sologrpo.plan.memory_plan import MemoryPlan, memory_fix, plan_memory  # noqa: E402
+from sologrpo.plan.preflight import build_policy  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/memory.json"
 GUIDE = ROOT / "docs/memory.md"
@@ -103,7 +104,7 @@ def one_step(shape: str, checkpointing: bool) -> tuple[Footprint, MemoryPlan, in
         _, args, model_args = workload.settings
         build_config(shape).save_pretrained(folder)
         model_args.model_name_or_path = folder
-        size = footprint(model_args)
+        size = footprint(build_policy(model_args), model_args)
         plan = plan_memory(size, args, [bench.sizes.growth_prompt_tokens], on_gpu=False)
         with LiveMemory() as memory:
             only = build(["solo"], workload)["solo"]
@@ -163,7 +164,7 @@ def cards_table() -> str:
             model = str(parse_config(arguments)[2].model_name_or_path)
             config_of(model).save_pretrained(folder)
             run, args, model_args = parse_config([*arguments, "--model_name_or_path", folder])
-            size = footprint(model_args)
+            size = footprint(build_policy(model_args), model_args)
         plan = plan_memory(size, args, [run.max_prompt_tokens or 512], on_gpu=True)
         parts = (plan.weights, plan.adapter, plan.merged + plan.cache, plan.training,
                  plan.needed)  # fmt: skip

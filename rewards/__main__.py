@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         "--reward", action="append", help="only this one, or my_module:my_reward; repeatable"
     )
     command.add_argument(
-        "--reward_timeout", type=seconds, default=60.0, metavar="SECONDS",
+        "--reward_timeout", type=seconds, default=30.0, metavar="SECONDS",
         help="time for a reward of your own; 0 for no limit (default: %(default)g)",
     )  # fmt: skip
     return parser

@@ -230,7 +230,7 @@ TRAIN_ERRORS: dict[str, list[str]] = {
     "--worked_examples no.yaml": ["no file no.yaml"],
     "--max_train_examples 0": ["max_train_examples: 0"],
     "--max_train_examples 1": ["1", "2 prompts"],
-    "--output_dir RUN/file/run": ["cannot make output_dir"],
+    "--output_dir RUN/file/run": ["cannot write to"],
 }
 
 
@@ -363,7 +363,7 @@ def test_the_plan_has_room_for_the_whole_process_on_a_cpu(
 
 EVALUATION_ERRORS: dict[str, list[str]] = {
     "": ["--run runs/NAME, or --model NAME"],
-    "--run nowhere": ["nowhere is not a run directory"],
+    "--run nowhere": ["nowhere", "is not a run directory"],
     "--rum nowhere": ["'rum'", "'run'"],
     "--model no/model --dataset_name DATA": ["'no/model'", "local folder works"],
     "--model MODEL --dataset_name no/data": ["'no/data'", "test.jsonl works without a hub"],

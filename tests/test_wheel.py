@@ -61,7 +61,15 @@ def test_the_installed_command_trains_from_an_empty_folder(
     small = ("--num_generations", "2", "--per_device_train_batch_size", "4", "--max_steps", "3")
     small += ("--max_completion_length", "8")
     assert "adapter  runs/quickstart/adapter" in run(
-        *train, *small, "--rewards", "my_rewards:length", "--reward_weights", "1.0", **options
+        *train,
+        *small,
+        "--rewards",
+        "my_rewards:length",
+        "--reward_weights",
+        "1.0",
+        "--reward_workers",
+        "0",
+        **options,
     )
     assert steps_of(tmp_path / "runs" / "quickstart") == [1, 2, 3]
     imported = (tmp_path / "imported.txt").read_text().splitlines()
