@@ -70,7 +70,7 @@ def _model(model: ModelConfig) -> str:
     if not folder.is_dir():
         file = cached_file(str(folder), "config.json", revision=model.model_revision)
         return str(extract_commit_hash(file, None))
-    files = sorted(path for path in folder.iterdir() if path.suffix in MODEL_FILES)
+    files = sorted(f for f in folder.iterdir() if f.suffix in MODEL_FILES and f.is_file())
     with ThreadPoolExecutor(THREADS) as threads:
         hashes = threads.map(sha256_of_file, files)
         return _digest(f"{file.name} {value}" for file, value in zip(files, hashes, strict=True))

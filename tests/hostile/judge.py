@@ -104,7 +104,7 @@ def _file_faults(case: Case, before: Mapping[str, Entry], after: Mapping[str, En
     places = [f"home/{place}" for place in WRITES.get(case.command, [])]
     if "label" not in case.what:
         places.append(os.path.normpath(Path("home", case.chosen)))
-    if case.argv[0] == "model":  # an old folder is moved aside
+    if case.command == "model":  # an old folder is moved aside
         places.append("home/models")
     outside = [path for path in changed if not _is_below(path, places, after)]
     if outside and not (case.kind == "reward" and case.real):

@@ -112,7 +112,7 @@ def texts(rng: random.Random) -> dict[str, str]:
 
 def bad_text(setting: Setting, text: str, must_exist: bool) -> str | None:
     """Return the reason that a text is wrong for a setting on the command line, or None."""
-    if setting.switch:
+    if setting.switch or text == "-h":
         return None
     if setting.kind in ("int", "float"):
         number = _number(text)
