@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from rewards.completions import Scores, prompt_text, text_of
-from rewards.errors import RewardError, RewardSpecError, one_line, printable
+from rewards.errors import RewardError, RewardSpecError, escaped, one_line
 from rewards.logs import Logs
 
 # Arguments that TRL passes on every call, besides the data set columns.
@@ -287,7 +287,7 @@ async def _failure(
     frame = error.__traceback__
     while frame and frame.tb_next and frame.tb_frame.f_code.co_filename == __file__:
         frame = frame.tb_next
-    trace = printable("".join(traceback.format_exception(None, error, frame)))
+    trace = escaped("".join(traceback.format_exception(None, error, frame)))
     place, details = await _first_row_that_raises(name, reward, arguments)
     return RewardError(f"reward {name!r} raised {one_line(error)} {place}", trace + details)
 

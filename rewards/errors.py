@@ -33,13 +33,13 @@ def one_line(problem: BaseException | str) -> str:
     text = problem if isinstance(problem, str) else _describe(problem)
     text = " ".join(text.split())
     text = text if len(text) <= MAX_LINE_CHARS else f"{text[:MAX_LINE_CHARS]}..."
-    return printable(text)
+    return escaped(text)
 
 
-def printable(text: str) -> str:
+def escaped(text: str) -> str:
     """Escape what a terminal would act on, other than line breaks.
 
-    >>> printable("red: \\x1b[31m")
+    >>> escaped("red: \\x1b[31m")
     'red: \\\\x1b[31m'
     """
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from rewards.checking import Loaded, one_row, place_of, plain_state
 from rewards.completions import Scores
-from rewards.errors import RewardError, RewardSpecError, one_line, printable
+from rewards.errors import RewardError, RewardSpecError, escaped, one_line
 
 # The child's search path is the trainer's. `-P`: nothing else is on it while this line runs.
 START = (
@@ -152,7 +152,7 @@ class _Process:
             return ""
         lines = text.splitlines(keepends=True)
         own = [i for i, line in enumerate(lines) if OWN_FOLDER in line]
-        return printable("".join(lines[: own[0]] if own else lines))
+        return escaped("".join(lines[: own[0]] if own else lines))
 
 
 class Worker:

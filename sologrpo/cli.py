@@ -140,9 +140,9 @@ def _copy_recipe(parser: _Parser, recipe: Path, to: Path) -> None:
     if not target.parent.is_dir():
         parser.error(f"there is no folder {target.parent}: make it, or name another")
     shutil.copyfile(recipe, target)
-    from sologrpo.errors import printable  # after `--help`, which should be fast
+    from rewards.errors import escaped  # after `--help`, which should be fast
 
-    print(printable(f"{target}\nnext: sologrpo train --config {target}"))
+    print(escaped(f"{target}\nnext: sologrpo train --config {target}"))
 
 
 def _header(recipe: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.segment import Segment
 
-from sologrpo.errors import escaped
+from rewards.errors import escaped
 
 
 class Terminal(Console):

@@ -12,6 +12,7 @@ from typing import ParamSpec
 from safetensors import SafetensorError
 
 from rewards import RewardError, RewardSpecError
+from rewards.errors import escaped
 from sologrpo.startup import STOPPED, stopped_by
 
 # What the machine refuses, by the number of the OSError: no defect, and no mistake in the input.
@@ -61,11 +62,6 @@ def printable(text: str) -> str:
     'no file \\\\x1b[2J in sight'
     """
     return escaped(" ".join(text.splitlines()))
-
-
-def escaped(text: str) -> str:
-    """Escape control and invisible characters but line breaks: data may hold terminal commands."""
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def cannot_write(error: BaseException) -> str | None:

@@ -28,11 +28,12 @@ from rewards import (
     reward_name,
 )
 from rewards.completions import Scores
+from rewards.errors import escaped
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.config.parsing import parse_config
 from sologrpo.console import quiet_libraries
 from sologrpo.data.dataset import build_prompts, load_rows
-from sologrpo.errors import escaped, one_line_errors
+from sologrpo.errors import one_line_errors
 from sologrpo.plan.trials import Answers, Bench, Trial
 from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.training.advantages import RIGHT
