@@ -13,7 +13,8 @@ from sandbox import RECIPES, RUN, Entry, copy, snapshot
 from scripts import launch_command
 from server import Ended, Job, Server, Servers
 
-# With `auto`, the engine of a 4-bit run is the one that was faster in its first step.
+# With `auto`, the engine of a 4-bit run is the one that was faster in its first step. All are
+# launched alike, because `accelerate launch` and a plain process have other numbers of threads.
 STEPS = 6
 TIMEOUT = 240.0  # seconds
 KILLED = -9
@@ -43,7 +44,8 @@ class Work:
 
 def works() -> dict[str, list[Work]]:
     """Return what is killed, by command."""
-    new = f"{RUN}/eval/new"
+    # A folder of separate: --resume refuses the results that other settings left in the run's.
+    output = "out/evaluation"
     return {
         "train": [
             Work(
@@ -56,8 +58,8 @@ def works() -> dict[str, list[Work]]:
             for recipe in RECIPES
         ],
         "evaluate": [
-            Work("evaluate", ("evaluate", "--run", RUN, "--label", "new"), ("--resume",), "",
-                 ("records.jsonl",), (new, f"{RUN}/eval/baseline")),
+            Work("evaluate", ("evaluate", "--run", RUN, "--output_dir", output), ("--resume",), "",
+                 ("records.jsonl",), (f"{output}/eval",)),
         ],
         "export": [
             Work("export", ("export", "--run", RUN, "--save_merged", "out/new", "--save_4bit",
@@ -116,9 +118,10 @@ class Killer:
         self, work: Work, folder: Path, server: Server
     ) -> tuple[dict[str, Entry], float]:
         home = copy(self._original, folder) / "home"
-        ended = server.run(Job([*work.argv], str(home), str(home.parent), TIMEOUT))
+        ended = server.run(self._job(work, work.argv, home, None))
         assert ended.code == 0, ended
-        return _results(work, home), ended.seconds
+        seconds = _seconds_of_files(home / work.begins) if work.begins else ended.seconds
+        return _results(work, home), seconds
 
     def _job(self, work: Work, argv: Sequence[str], home: Path, moment: float | None) -> Job:
         job = Job([*argv], str(home), str(home.parent), TIMEOUT, kill_after=moment)
@@ -126,6 +129,12 @@ class Killer:
             job.argv, job.command = job.argv[1:], launch_command()
             job.kill_when = str(home / work.begins)
         return job
+
+
+def _seconds_of_files(folder: Path) -> float:
+    """Return the seconds between the first and the last file, which leaves the imports out."""
+    times = [path.stat().st_mtime for path in folder.rglob("*") if path.is_file()]
+    return max(times) - min(times)
 
 
 def _results(work: Work, home: Path) -> dict[str, Entry]:
