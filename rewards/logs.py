@@ -20,7 +20,8 @@ RESERVED_PREFIXES = (
     *("clip_ratio/", "ratio/", "sampling/", "vespo/", "time/", "memory/", "tokens_per_second/"),
     *("eval_", "eval/", "train_", "train/"),
 )
-# Columns of the completions file, which every reward adds its name to.
+# Columns of the completions file, to which every reward adds its name (TRL 1.16.0,
+# grpo_trainer.py:3343-3350).
 RESERVED_COLUMNS = {"step", "prompt", "completion", "advantage", "image"}
 
 

@@ -16,6 +16,7 @@ from transformers.integrations.integration_utils import get_reporting_integratio
 from trl import ModelConfig, TrlParser
 
 from rewards import check_is_list, make_importable, name_of_spec
+from rewards.logs import RESERVED_COLUMNS
 from sologrpo.command_line import Parser
 from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
 from sologrpo.config.checks import CREDENTIALS, check_settings, free_text, refusing
@@ -27,8 +28,6 @@ from sologrpo.schema import Schema, looked_in, one_of, parse, read_json, read_ya
 CONFIG_CLASSES = (RunArguments, SoloGRPOConfig, ModelConfig)
 # Origins of a setting, besides a config file.
 COMMAND_LINE, PROJECT = "command line", "SoloGRPO"
-# Columns of the table of completions, besides the rewards (TRL 1.16.0, grpo_trainer.py:3343-3350).
-LOGGED_COLUMNS = {"step", "prompt", "completion", "advantage"}
 # What `env` in a config file may hold, by name.
 Variable = Annotated[str, AfterValidator(free_text)] | bool | int | float
 
@@ -258,7 +257,7 @@ def _leave_out_of_stock(run: RunArguments, args: SoloGRPOConfig) -> None:
 
 def _check_reward_names(run: RunArguments, args: SoloGRPOConfig) -> None:
     names = [name_of_spec(spec) for spec in run.rewards]
-    if taken := sorted(LOGGED_COLUMNS.intersection(names)):
+    if taken := sorted(RESERVED_COLUMNS.intersection(names)):
         raise InputError(
             f"a reward cannot be called {taken[0]!r}: completions are logged under that name; "
             "rename it"
