@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from rewards import RewardSpecError
+from sologrpo.errors import InputError
 from tiny import ROOT
 
 
@@ -99,6 +102,18 @@ def run_script(name: str, *arguments: object, **options: Any) -> subprocess.Comp
         command_of(name, *arguments), capture_output=True, text=True, check=False, timeout=240,
         **{"env": script_environment()} | options,
     )  # fmt: skip
+
+
+def refusal(attempt: Callable[[], object]) -> str | None:
+    """Return the one line that this input is refused with, or None if it is accepted."""
+    try:
+        attempt()
+    except (InputError, RewardSpecError) as error:
+        line = str(error)
+        assert line.strip(), "an empty line"
+        assert "\n" not in line, line
+        return line
+    return None
 
 
 def steps_of(run: Path) -> list[int]:

@@ -340,7 +340,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert "2 prompts x 4 completions = 8 per generation batch" in printed.stdout
     assert "2 optimizer steps" in printed.stdout
     assert tiny_llama.name in printed.stdout
-    assert "strict_format, tiny:digit_share" in printed.stdout
+    assert "strict_format, digits:digit_share" in printed.stdout
     assert "<|im_start|>system" in printed.stdout
     assert "####" not in printed.stdout
     assert re.search(r"^dry_run", printed.stdout, re.MULTILINE) is None

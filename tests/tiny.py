@@ -23,7 +23,6 @@ from transformers import (
 from trl import ModelConfig
 
 from quickstart.problems import generate
-from rewards.completions import text_of
 from sologrpo.model.loading import load_base_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -167,7 +166,7 @@ def tiny_config(model: Path, data: Path, output: Path) -> dict[str, Any]:
         "load_in_4bit": False,
         "dtype": "float32",
         "bf16": False,
-        "rewards": ["strict_format", "tiny:digit_share"],
+        "rewards": ["strict_format", "digits:digit_share"],
         "num_generations": 4,
         "per_device_train_batch_size": 8,
         "max_completion_length": NEW_TOKENS,
@@ -198,9 +197,3 @@ def short_recipe(name: str) -> dict[str, Any]:
         if key in settings or key in ADDED_SIZES
     }
     return settings | sizes
-
-
-def digit_share(completions: list[Any], **kwargs: Any) -> list[float]:
-    """A reward that random weights can earn: the share of digits among the characters."""
-    texts = map(text_of, completions)
-    return [sum(map(str.isdigit, text)) / max(len(text), 1) for text in texts]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
+from digits import digit_share
 from fixed_rollouts import (
     CapturedGradients,
     G,
@@ -27,7 +28,6 @@ from fixed_rollouts import (
 )
 from sologrpo.training.callbacks import MetricsFile
 from sologrpo.training.trainer import SoloGRPOTrainer
-from tiny import digit_share
 
 SIGNAL, OTHER_SIGNAL, CONSTANT = [0.0, 1.0, 0.5, 1.0], [0.25, 0.0, 0.0, 1.0], [0.7] * G
 WHOLE_GROUPS = SIGNAL + CONSTANT + OTHER_SIGNAL + CONSTANT

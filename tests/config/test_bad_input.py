@@ -16,11 +16,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
-from rewards import RewardSpecError
+from scripts import refusal
 from sologrpo.config.arguments import RunArguments
 from sologrpo.config.parsing import parse_config
 from sologrpo.data.dataset import load_train_and_validation
-from sologrpo.errors import InputError
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.merging import check_adapter, load_adapter
 from sologrpo.scoring.records import read_records
@@ -33,18 +32,6 @@ in_one_folder = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-
-
-def refusal(attempt: Callable[[], object]) -> str | None:
-    """Return the one line that this input is refused with, or None if it is accepted."""
-    try:
-        attempt()
-    except (InputError, RewardSpecError) as error:
-        line = str(error)
-        assert line.strip(), "an empty line"
-        assert "\n" not in line, line
-        return line
-    return None
 
 
 scalars = (

@@ -4,7 +4,7 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from trl import GRPOTrainer, ModelConfig
 from trl.generation.vllm_generation import VLLMGeneration
 
-from rewards import RewardSpecError
+from scripts import refusal
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.checks import FILE_OR_DICT, RULES, check_settings, free_text
 from sologrpo.config.parsing import parse_config
-from sologrpo.errors import InputError
 from sologrpo.training.run_directory import resolved_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,18 +40,6 @@ KEYS = sorted(HINTS.keys() - UNCHECKED)
 @pytest.fixture(autouse=True)
 def in_repository_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-
-
-def refusal(attempt: Callable[[], object]) -> str | None:
-    """Return the one line that this input is refused with, or None if it is accepted."""
-    try:
-        attempt()
-    except (InputError, RewardSpecError) as error:
-        line = str(error)
-        assert line.strip(), "an empty line"
-        assert "\n" not in line, line
-        return line
-    return None
 
 
 def bad_values(key: str) -> Iterator[Any]:

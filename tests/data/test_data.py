@@ -11,6 +11,7 @@ from tokenizers import pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 
+from digits import digit_share
 from sologrpo.config.arguments import RunArguments
 from sologrpo.data.dataset import (
     RESERVED,
@@ -27,7 +28,7 @@ from sologrpo.data.dataset import (
 from sologrpo.errors import InputError
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.prompts import PROMPT_FORMATS, Prompt
-from tiny import build_model, build_tokenizer, digit_share, rows, write_rows
+from tiny import build_model, build_tokenizer, rows, write_rows
 
 
 def run_on(path: Path, **settings: object) -> RunArguments:

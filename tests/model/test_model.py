@@ -12,6 +12,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from trl import ModelConfig
 
+from digits import digit_share
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.device import fast_dtype
 from sologrpo.errors import InputError
@@ -23,7 +24,7 @@ from sologrpo.model.loading import (
     pick_dtype,
 )
 from sologrpo.training.trainer import SoloGRPOTrainer
-from tiny import SIZES, VOCABULARY, digit_share, rows
+from tiny import SIZES, VOCABULARY, rows
 
 LORA = {"r": 8, "lora_alpha": 32, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 

@@ -19,10 +19,11 @@ from filelock import FileLock
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from digits import digit_share
 from scripts import Printed, last_line, printed_by, run_script, steps_of, train_without_report
 from sologrpo.errors import cannot_write
 from sologrpo.training.checkpoint import last_complete_checkpoint
-from tiny import ROOT, digit_share, rows, short_recipe, write_rows
+from tiny import ROOT, rows, short_recipe, write_rows
 
 Train = Callable[..., Printed]
 
@@ -260,7 +261,7 @@ def test_a_clock_that_is_set_back(
 
     monkeypatch.setattr(time, "time", back)
     monkeypatch.setattr(set_back, "__name__", "digit_share")
-    monkeypatch.setattr("tiny.digit_share", set_back)
+    monkeypatch.setattr("digits.digit_share", set_back)
     ended = train("--save_total_limit", "1", "--reward_workers", "0")
     assert ended.code == 0, ended
     assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-2"]

@@ -15,13 +15,14 @@ import yaml
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
+from digits import digit_share
 from fixed_rollouts import CONSTANT, MIXED, config, fixed_reward, make_trainer, problems
 from scripts import run_script
 from sologrpo.data.dataset import render_prompt
 from sologrpo.training.callbacks import MetricsFile
 from sologrpo.training.progress import PARTS, StepMeter, peak_memory
 from sologrpo.training.trainer import SoloGRPOTrainer
-from tiny import ROOT, digit_share, tiny_config
+from tiny import ROOT, tiny_config
 
 Row = dict[str, Any]
 HALF = len(MIXED) // 2

@@ -21,6 +21,7 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from digits import digit_share
 from scripts import exit_code, train_without_report
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.data.dataset import build_prompts
@@ -32,7 +33,7 @@ from sologrpo.training.checkpoint import (
     train_from,
 )
 from sologrpo.training.trainer import SoloGRPOTrainer
-from tiny import digit_share, rows
+from tiny import rows
 
 STEPS = 10  # of 8 in an epoch: the last two are of the second
 SETTINGS: dict[str, Any] = {
@@ -225,7 +226,7 @@ def config_file(
         "load_in_4bit": False,
         "dtype": "float32",
         "lora_r": 4,
-        "rewards": ["strict_format", "tiny:digit_share"],
+        "rewards": ["strict_format", "digits:digit_share"],
         "reward_workers": 0,  # tests replace the reward in this process
         "num_validation_examples": 2,
         "eval_strategy": "steps",
@@ -345,7 +346,7 @@ def test_a_signal_saves_and_stops(
             os.kill(os.getpid(), number)
         return digit_share(completions, **kwargs)
 
-    monkeypatch.setattr("tiny.digit_share", interrupting)
+    monkeypatch.setattr("digits.digit_share", interrupting)
     interrupting.__name__ = "digit_share"
     stopped, stderr = train(run, *saving)
     assert stopped == code

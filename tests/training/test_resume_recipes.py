@@ -16,7 +16,7 @@ RECIPES = ["quickstart", *sorted(path.stem for path in (ROOT / "configs").glob("
 STEPS = 4
 # Nothing but sizes and steps: a test that pins what a recipe leaves open hides bugs.
 # But for the rewards: random weights earn nothing of a recipe's, and would not be trained.
-EARNED = ["--rewards", "strict_format", "tiny:digit_share", "--reward_weights", "0.2", "1.0"]
+EARNED = ["--rewards", "strict_format", "digits:digit_share", "--reward_weights", "0.2", "1.0"]
 SHORT = {"max_steps": STEPS, "save_steps": 1, "max_completion_length": 8, "lora_r": 2}
 TIMEOUT = 120  # seconds
 

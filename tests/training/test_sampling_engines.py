@@ -9,11 +9,11 @@ import pytest
 import torch
 from test_metrics import unexplained
 
+from digits import digit_share
 from fixed_rollouts import config, make_trainer
 from sologrpo.errors import InputError
 from sologrpo.sampling.decoding import Request, generate_fast
 from sologrpo.training.trainer import SoloGRPOTrainer
-from tiny import digit_share
 
 
 def trained(

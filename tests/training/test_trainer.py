@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
+from digits import digit_share
 from fixed_rollouts import (
     CONSTANT,
     MIXED,
@@ -33,7 +34,7 @@ from sologrpo.sampling.generation import generate_greedily
 from sologrpo.training.packing import SharedPrompts, pack_by_tokens, padded_tokens, select_and_trim
 from sologrpo.training.prompt_tree import build_prompt_trees, optimal_branch_count
 from sologrpo.training.trainer import SoloGRPOTrainer
-from tiny import digit_share, rows
+from tiny import rows
 
 # -- ratio to the policy that sampled ------------------------------------------------------------
 
