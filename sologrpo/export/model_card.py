@@ -14,11 +14,10 @@ from pydantic import AllowInfNan
 
 from rewards import name_of_spec
 from sologrpo.config.evaluation import run_settings
-from sologrpo.config.parsing import RunEnvironment
+from sologrpo.environment import RunEnvironment, read_environment
 from sologrpo.errors import InputError
 from sologrpo.export.parity import Gap, gap_table
 from sologrpo.files import (
-    ENVIRONMENT,
     EVALUATIONS,
     METRICS,
     RESULTS,
@@ -161,12 +160,11 @@ def read_run(run: Path | None) -> Described:
     """
     if run is None:
         return Described(None, {}, [], [])
-    environment, config, steps = None, {}, []
+    config, steps = {}, []
     if (run / RUN_CONFIG).exists():
         names = (*RECIPE, "rewards", "reward_weights", "dataset_name", "dataset_train_split")
         config = run_settings(run, names)
-    if (run / ENVIRONMENT).exists():
-        environment = read_json(run / ENVIRONMENT, RunEnvironment)
+    if environment := read_environment(run):
         config["dtype"] = environment.dtype  # what `auto` was on the machine of the run
     if (run / METRICS).exists():
         steps = [row for row in read_json_lines(run / METRICS, _Step) if row.reward is not None]
