@@ -126,7 +126,7 @@ def write_card(
         vllm_rank=_vllm_rank(config),
         evaluations=evaluations,
         rates=RATES,
-        comparisons=[paired_line(*item) for item in evaluations if "both_right" in item[1]],
+        comparisons=[paired_line(*item) for item in evaluations if "baseline" in item[1]],
         gaps=gaps,
         gap_rows=gap_table(gaps) if gaps else [],
         has_picture=has_picture,
