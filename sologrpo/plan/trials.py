@@ -79,7 +79,7 @@ class Bench:
         scores: Scores = []
         for start in range(0, len(trials), self._batch_size):
             result = reward(**self._arguments(trials[start : start + self._batch_size]))
-            scores += asyncio.run(result) if inspect.isawaitable(result) else result
+            scores += asyncio.run(result) if inspect.iscoroutine(result) else result
         return scores
 
     def _arguments(self, batch: Sequence[Trial]) -> dict[str, Any]:
