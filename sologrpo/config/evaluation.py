@@ -246,16 +246,12 @@ def _as_label(model: str) -> str:
     return name.lstrip(".+-")[:60] or "model"
 
 
-def _check_label(label: str) -> None:
-    check_name(label, "--label")
-    if label.lower().startswith(BASELINE) or label.lower() == PRECISION_TABLE:
-        raise InputError(f"--label {label} is reserved: give another name")
-
-
 def _check_evaluation(args: EvaluationArguments, adapter: str | None) -> None:
     """Refuse options that cannot work, or that would be ignored."""
     if args.label is not None:
-        _check_label(args.label)
+        label = check_name(args.label, "--label").lower()
+        if label.startswith(BASELINE) or label == PRECISION_TABLE:
+            raise InputError(f"--label {args.label} is reserved: give another name")
     if not args.num_samples and (args.temperature, args.top_p) != (1.0, 1.0):
         raise InputError("temperature and top_p are for num_samples: add --num_samples 8")
     if args.write:

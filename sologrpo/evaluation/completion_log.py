@@ -128,10 +128,10 @@ def open_log(folder: Path, identity: Mapping[str, Any], resume: bool) -> Complet
     results = read_results(folder / RESULTS) if resume else {}
     finished = bool(results) and not (folder / LOG).exists()
     if finished:
-        check_same_settings(results.get("settings") or {}, identity)
+        check_same_settings(results["settings"], identity)
     log = CompletionLog(folder / LOG, identity, resume)
     if finished:
-        log.append(_completions_of(read_records(folder / RECORDS)), results.get("seconds", 0.0))
+        log.append(_completions_of(read_records(folder / RECORDS)), results["seconds"])
     return log
 
 

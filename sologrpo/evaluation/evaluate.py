@@ -24,9 +24,8 @@ from sologrpo.evaluation.identity import describe_identity
 from sologrpo.evaluation.precisions import add_adapter, describe_precision, load_untrained
 from sologrpo.files import EVALUATIONS, PRECISION_TABLE, inside, make_folder, write_atomically
 from sologrpo.model.memory import is_out_of_memory, release_unused
-from sologrpo.sampling.generation import Completion, generate_greedily
+from sologrpo.sampling.generation import generate_greedily
 from sologrpo.scoring.records import (
-    Answer,
     Evaluated,
     Problem,
     Record,
@@ -287,13 +286,9 @@ def judge_all(
     records = []
     for problem in problems:
         found = (completions[problem.index, number] for number in range(samples + 1))
-        greedy, *sampled = (_judge(completion, problem) for completion in found)
+        greedy, *sampled = (
+            judge_answer(c.text, c.token_count, c.stop_reason, problem.gold, problem.prompt_format)
+            for c in found
+        )
         records.append(make_record(problem, greedy, sampled))
     return records
-
-
-def _judge(completion: Completion, problem: Problem) -> Answer:
-    return judge_answer(
-        completion.text, completion.token_count, completion.stop_reason,
-        problem.gold, problem.prompt_format,
-    )  # fmt: skip

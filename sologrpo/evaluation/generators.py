@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -92,7 +91,12 @@ def _generate_with_vllm(
     vllm = import_module("vllm")
     model, tokenizer, device = generator.model, generator.tokenizer, generator.model.device
     stops, end_ids = StopStrings(tokenizer, generator.stop_strings), set(config.eos_token_id)
-    settings = _vllm_settings(config) | stops.vllm_settings()
+    settings = stops.vllm_settings() | {
+        "max_tokens": config.max_new_tokens,
+        "stop_token_ids": sorted(end_ids),
+        "temperature": config.temperature if config.do_sample else 0.0,
+        "top_p": config.top_p if config.do_sample else 1.0,
+    }
     with tempfile.TemporaryDirectory(prefix="sologrpo-vllm-") as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -122,18 +126,6 @@ def _generate_with_vllm(
             llm = None  # frees its memory for the model
             release_unused()
             model.to(device)
-
-
-def _vllm_settings(config: GenerationConfig) -> dict[str, Any]:
-    """Translate a generation config into vLLM's sampling parameters."""
-    settings = {
-        "max_tokens": config.max_new_tokens,
-        "stop_token_ids": sorted(config.eos_token_id),
-        "temperature": 0.0,
-    }
-    if config.do_sample:
-        settings |= {"temperature": config.temperature, "top_p": config.top_p}
-    return settings
 
 
 ENGINES: dict[str, Callable[[Generator, Prompts, GenerationConfig], Batches]] = {

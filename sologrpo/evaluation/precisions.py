@@ -100,15 +100,13 @@ def describe_precision(settings: EvaluationSettings, dtype: torch.dtype) -> str:
         For example `NF4 dequantised, bfloat16, adapter merged`.
     """
     in_dtype = dtype_name(dtype)
-    weights = {
-        MERGED: f"unquantised, {in_dtype}",
-        MERGED_DEQUANTISED: f"NF4 dequantised, {in_dtype}",
-        UNMERGED: f"unquantised, {in_dtype}",
-    }.get(settings.precision, f"NF4, computed in {in_dtype}")
     base = "NF4 dequantised" if settings.trained_in_4bit else "unquantised"
-    added = {
-        MERGED: ", adapter merged",
-        MERGED_DEQUANTISED: ", adapter merged",
-        MERGED_REQUANTISED: f" ({base}, adapter merged, then NF4 again)",
-    }.get(settings.precision, ", adapter not merged")
+    nf4 = f"NF4, computed in {in_dtype}"
+    weights, added = {
+        MERGED: (f"unquantised, {in_dtype}", ", adapter merged"),
+        MERGED_DEQUANTISED: (f"NF4 dequantised, {in_dtype}", ", adapter merged"),
+        UNMERGED: (f"unquantised, {in_dtype}", ", adapter not merged"),
+        UNMERGED_NF4: (nf4, ", adapter not merged"),
+        MERGED_REQUANTISED: (nf4, f" ({base}, adapter merged, then NF4 again)"),
+    }[settings.precision]
     return weights + (added if settings.adapter is not None else "")

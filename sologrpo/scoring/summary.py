@@ -71,9 +71,12 @@ def _summarise_samples(records: Sequence[Record]) -> dict[str, Any]:
     """Return pass@k for k = 1, 2, 4, ... and maj@K of the samples, with intervals by problem."""
     K = len(records[0].samples)
     right = [sum(sample.correct for sample in record.samples) for record in records]
-    scores = {
-        f"pass@{k}": [pass_at_k(K, count, k) for count in right] for k in _powers_of_two(K)
-    } | {f"maj@{K}": [_majority(record.samples) for record in records]}
+    powers_of_two = [2**i for i in range(K.bit_length())]  # up to K
+    scores = {f"pass@{k}": [pass_at_k(K, count, k) for count in right] for k in powers_of_two}
+    scores[f"maj@{K}"] = [
+        majority_share([s.extracted for s in r.samples], [s.correct for s in r.samples])
+        for r in records
+    ]
     # pass@1 averages K samples per problem; the other scores are one number per problem already.
     samples = {name: K if name == "pass@1" else 1 for name in scores}
     return {
@@ -85,19 +88,6 @@ def _summarise_samples(records: Sequence[Record]) -> dict[str, Any]:
         "truncated_rate": mean(s.truncated for record in records for s in record.samples),
         "completion_tokens": _lengths([s for record in records for s in record.samples]),
     }
-
-
-def _powers_of_two(limit: int) -> list[int]:
-    """Return 1, 2, 4, ... up to `limit`.
-
-    >>> _powers_of_two(1), _powers_of_two(6), _powers_of_two(8)
-    ([1], [1, 2, 4], [1, 2, 4, 8])
-    """
-    return [2**i for i in range(limit.bit_length())]
-
-
-def _majority(samples: Sequence[Answer]) -> float:
-    return majority_share([s.extracted for s in samples], [s.correct for s in samples])
 
 
 def compare(before: Sequence[Record], after: Sequence[Record]) -> dict[str, Any]:

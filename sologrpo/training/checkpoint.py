@@ -6,7 +6,6 @@ whole. The lines named here are those of transformers 5.23.0 (trainer.py) and TR
 (grpo_trainer.py).
 """
 
-import json
 import os
 import re
 import shutil
@@ -22,6 +21,7 @@ from typing import Any, Self
 import torch
 from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME as STATE
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
@@ -31,7 +31,6 @@ from sologrpo.config.schedule import optimizer_steps
 from sologrpo.files import CHECKPOINT
 from sologrpo.manifest import damage, write_manifest
 
-STATE = "trainer_state.json"
 _FOLDER = re.compile(CHECKPOINT.format(r"(\d+)"))
 
 
@@ -118,7 +117,7 @@ def incomplete_reason(checkpoint: Path) -> str | None:
     """
     if (reason := damage(checkpoint)) is not None:
         return reason
-    step = _state_of(checkpoint).get("global_step")
+    step = TrainerState.load_from_json(str(checkpoint / STATE)).global_step
     return None if step == step_of(checkpoint) else f"its {STATE} is that of step {step}"
 
 
@@ -133,24 +132,18 @@ def unusable_reason(checkpoint: Path, trainer: str, args: TrainingArguments) -> 
     file = generation_state_file(checkpoint, args)
     if trainer == "solo" and not file.is_file():
         return f"it has no {file.name}: save_only_model or another number of processes"
-    best = best_checkpoint(checkpoint) if args.load_best_model_at_end else None
+    best = best_checkpoint(checkpoint, args)
     reason = None if best is None else incomplete_reason(best)
     return None if reason is None else f"{best} was the best so far, and {reason}"
 
 
-def best_checkpoint(checkpoint: Path) -> Path | None:
-    """Return the best checkpoint up to this one, if the run chose any and it is still there."""
-    best = _state_of(checkpoint).get("best_model_checkpoint")
+def best_checkpoint(checkpoint: Path, args: TrainingArguments) -> Path | None:
+    """Return the best checkpoint up to this one, if the run wants it and it is still there."""
+    if not args.load_best_model_at_end:
+        return None
+    best = TrainerState.load_from_json(str(checkpoint / STATE)).best_model_checkpoint
     path = None if best is None else checkpoint.parent / Path(best).name
     return path if path is not None and path.is_dir() else None
-
-
-def _state_of(checkpoint: Path) -> dict[str, Any]:
-    try:
-        state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return state if isinstance(state, dict) else {}
 
 
 def set_aside(checkpoints: Iterable[Path], obstacle: Callable[[Path], str | None]) -> None:
@@ -199,10 +192,11 @@ def load_generation_state(trainer: GRPOTrainer, checkpoint: Path) -> None:
     trainer._rollout.sampler.resume_with(*state["engine"])
     trainer._buffered_inputs = state["buffered_inputs"]
     for name, log in state["logs"].items():
-        columns = log.items() if isinstance(log, dict) else [(None, log)]
-        for column, values in columns:
-            kept = trainer._logs[name] if column is None else trainer._logs[name][column]
-            kept.extend(values)
+        if isinstance(log, dict):
+            for column, values in log.items():
+                trainer._logs[name][column].extend(values)
+        else:
+            trainer._logs[name].extend(log)
     trainer._metrics["train"].update(state["metrics"])
     trainer._tr_loss += state["loss"]
     trainer._globalstep_last_logged = state["last_logged"]
@@ -296,15 +290,9 @@ def train_from(trainer: GRPOTrainer, checkpoint: Path | None) -> None:
     """
     planned = optimizer_steps(trainer.args, len(trainer.train_dataset))
     if checkpoint is not None and step_of(checkpoint) >= planned:
-        trainer._load_from_checkpoint(_result_of(checkpoint, trainer.args))
+        trainer._load_from_checkpoint(str(best_checkpoint(checkpoint, trainer.args) or checkpoint))
         return
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-
-
-def _result_of(last: Path, args: TrainingArguments) -> str:
-    """Choose the checkpoint whose weights are the result: the last, or the best where asked."""
-    best = best_checkpoint(last) if args.load_best_model_at_end else None
-    return str(best or last)
 
 
 @contextmanager

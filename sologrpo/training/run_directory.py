@@ -7,11 +7,11 @@ run is made from.
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from accelerate import PartialState
@@ -67,7 +67,6 @@ FREE = (
 )  # fmt: skip
 
 
-T = TypeVar("T")
 _COMPLETIONS_OF = re.compile(r"completions_(\d+)\.parquet")
 
 
@@ -198,7 +197,7 @@ def _check_can_resume(
         checkpoint: to resume from.
         settings: of this process.
         now: what this process found.
-        accept_changes: resume with other fingerprints, and without those that cannot be read.
+        accept_changes: resume with other fingerprints, and without comparing if that is impossible.
 
     Returns:
         What to record: `now`, with all changes that were accepted.
@@ -210,32 +209,25 @@ def _check_can_resume(
     directory, step = checkpoint.parent, step_of(checkpoint)
     if not (directory / RUN_CONFIG).exists() and not (directory / ENVIRONMENT).exists():
         return now  # a checkpoint alone, such as one from the Hub
-    before = _if_accepted(
-        lambda: read_json(directory / ENVIRONMENT, RunEnvironment), accept_changes
-    )
-    if before is not None and before.dtype != now.dtype:
+    try:
+        before = read_json(directory / ENVIRONMENT, RunEnvironment)
+        saved = _read_settings(directory, settings)
+    except InputError as error:
+        if accept_changes:
+            _print(f"not compared: {error}")
+            return now
+        raise InputError(
+            f"--resume: {error}: add --accept_changes to resume without comparing, or give another "
+            "--output_dir"
+        ) from error
+    if before.dtype != now.dtype:
         raise InputError(
             f"--resume: the run's weights are {before.dtype}, and dtype {settings['dtype']} is "
             f"{now.dtype} on this machine: add --dtype {before.dtype}, or give another "
             "--output_dir"
         )
-    saved = _if_accepted(lambda: _read_settings(directory, settings), accept_changes)
-    _check_settings(saved or {}, settings, step)
-    return now if before is None else _check_fingerprints(before, now, step, accept_changes)
-
-
-def _if_accepted(read: Callable[[], T], accept_changes: bool) -> T | None:
-    """Read what the run recorded; None if that cannot be read and need not be compared."""
-    try:
-        return read()
-    except InputError as error:
-        if not accept_changes:
-            raise InputError(
-                f"--resume: {error}: add --accept_changes to resume without comparing with it, or "
-                "give another --output_dir"
-            ) from error
-        _print(f"not compared: {error}")
-        return None
+    _check_settings(saved, settings, step)
+    return _check_fingerprints(before, now, step, accept_changes)
 
 
 def _read_settings(directory: Path, now: Mapping[str, Any]) -> dict[str, Any]:
