@@ -12,7 +12,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
 
-from rewards import Reward, parse_gold, reward_name
+from rewards import Reward, parse_gold
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import COMMAND_LINE, PROJECT, origins
 from sologrpo.config.schedule import (
@@ -282,7 +282,7 @@ def score_lines(
         sum(weight * (column[i] or 0.0) for weight, column in zip(weights, scores, strict=True))
         for i in range(len(trials))
     ]
-    names = ["", *map(reward_name, rewards), "weighted sum"]
+    names = ["", *(reward.__name__ for reward in rewards), "weighted sum"]
     columns: list[Sequence[str | float | None]] = [list(texts), *scores, sums]
     lines = [[name, *map(_cell, values), ""] for name, values in zip(names, columns, strict=True)]
     return aligned(lines).splitlines()

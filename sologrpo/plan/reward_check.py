@@ -9,7 +9,6 @@ with each reward:
 It needs no model. Without the run's tokenizer, rewards that take token ids are left out.
 """
 
-import inspect
 import math
 import re
 import sys
@@ -22,10 +21,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from rewards import (
     Reward,
     RewardError,
-    answer_correctness,
-    boxed_correctness,
     load_rewards,
-    reward_name,
 )
 from rewards.completions import Scores
 from rewards.errors import escaped
@@ -39,7 +35,7 @@ from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.training.advantages import RIGHT
 
 # These ask only the judge, so a trick that they accept is a hole in the judge itself.
-JUDGES = (answer_correctness, boxed_correctness)
+JUDGES = ("answer_correctness", "boxed_correctness")
 ROUNDING = 1e-9  # sums of scores that differ by less are equal
 SHOWN_CHARACTERS = 100  # of a completion that got more than it should
 
@@ -212,7 +208,7 @@ def check_run(argv: Sequence[str]) -> Report:
     rows = build_prompts(rows, run, tokenizer)
     rewards = load_rewards(run.rewards, rows.column_names, run.reward_timeout, run.reward_workers)
     weights = args.reward_weights or [1.0] * len(rewards)
-    results = [_describe(*pair) for pair in zip(rewards, weights, strict=True)]
+    results = [_describe(*known) for known in zip(run.rewards, rewards, weights, strict=True)]
     bench = Bench(rows, args.generation_batch_size, tokenizer, limit)
     answers = Answers(rows.to_dict()["answer"], PROMPT_FORMATS[run.prompt_format], limit)
 
@@ -230,12 +226,12 @@ def check_run(argv: Sequence[str]) -> Report:
     return Report(title, results, hostile)
 
 
-def _describe(reward: Any, weight: float) -> RewardResult:
+def _describe(spec: Any, reward: Any, weight: float) -> RewardResult:
     return RewardResult(
-        name=reward_name(reward),
+        name=reward.__name__,
         weight=weight,
         takes_token_ids=reward.takes_token_ids,
-        is_judge=inspect.unwrap(getattr(reward, "reward", reward)) in JUDGES,
+        is_judge=spec in JUDGES,
     )
 
 
@@ -279,7 +275,7 @@ def check_reward(
         _check_golds(result, reward, bench, answers)
     except RewardError as error:
         result.problems.append(str(error).removeprefix(f"reward {result.name!r} "))
-        result.fault = error.own_traceback().strip()
+        result.fault = error.details.strip()
 
 
 def _check_golds(result: RewardResult, reward: Reward, bench: Bench, answers: Answers) -> None:

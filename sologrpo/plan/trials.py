@@ -3,8 +3,6 @@
 `Bench` scores them with a reward, called as TRL calls it.
 """
 
-import asyncio
-import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +15,6 @@ from transformers import PreTrainedTokenizerBase
 from rewards import Reward, parse_gold
 from rewards.completions import Scores
 from rewards.grading import CLOSE, OPEN
-from rewards.logs import log_nothing
 from sologrpo.prompts import PromptFormat, WorkedExample
 
 COUNTED_TO = 60  # lists of numbers run from 0 to here, which covers most answers of GSM8K
@@ -78,8 +75,8 @@ class Bench:
         """
         scores: Scores = []
         for start in range(0, len(trials), self._batch_size):
-            result = reward(**self._arguments(trials[start : start + self._batch_size]))
-            scores += asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+            batch = trials[start : start + self._batch_size]
+            scores += reward.score(**self._arguments(batch))
         return scores
 
     def _arguments(self, batch: Sequence[Trial]) -> dict[str, Any]:
@@ -94,9 +91,6 @@ class Bench:
         return arguments | {
             "prompts": prompts,
             "completions": texts if isinstance(prompts[0], str) else completions,
-            "trainer_state": None,
-            "log_extra": log_nothing,
-            "log_metric": log_nothing,
         }
 
     def _token_ids(self, text: str) -> list[int]:
@@ -106,10 +100,6 @@ class Bench:
             ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             self._ids[text] = [*ids, self._tokenizer.eos_token_id][: self._max_tokens]
         return self._ids[text]
-
-
-async def _awaited(scores: Any) -> Any:
-    return await scores
 
 
 # --- right answers ------------------------------------------------------------------------------
