@@ -97,7 +97,8 @@ def _source_of(reward: Any) -> bytes:
             return Path(inspect.getsourcefile(defined) or "").read_bytes()
         except (TypeError, OSError):  # an object, or code without a file
             continue
-    return repr(reward).encode()  # compiled: only its name can change
+    name: str = getattr(reward, "__qualname__", type(reward).__qualname__)
+    return name.encode()  # compiled: only its name can change
 
 
 # --- one call, where the reward runs ------------------------------------------------------------
