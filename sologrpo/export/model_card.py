@@ -141,7 +141,7 @@ def write_card(
         config=config,
         vllm_rank=_vllm_rank(config),
         scores=_score_table(evaluations),
-        comparisons=[paired_line(*item) for item in evaluations if "both_right" in item[1]],
+        comparisons=[paired_line(*item) for item in evaluations if "baseline" in item[1]],
         gaps=gaps,
         gap_rows=gap_table(gaps),
         training=_training(steps),
