@@ -32,16 +32,14 @@ from sologrpo.schema import (
     read_yaml,
 )
 from sologrpo.scoring import records
-from sologrpo.scoring.records import Interval, Share, read_records, read_results
+from sologrpo.scoring.records import Share, read_records, read_results
+from sologrpo.scoring.statistics import Comparison, Interval
 
 
-class Precision(Schema):
+class Precision(Comparison):
     """The adapter in one numeric form, against the trained one."""
 
-    accuracy: Share
     accuracy_ci95: Interval
-    delta: float
-    delta_ci95: Interval
     differing_rate: Share
 
 

@@ -321,7 +321,10 @@ def test_evaluations_are_shown_and_compared(
 
 
 def test_precisions_are_compared(tmp_path: Path) -> None:
+    paired = {"n": 2, "baseline_accuracy": 0.5, "mcnemar_p": 1.0, "both_right": 1,
+              "newly_right": 0, "newly_wrong": 0, "both_wrong": 1}  # fmt: skip
     trained = {
+        **paired,
         "accuracy": 0.5,
         "accuracy_ci95": [0.4, 0.6],
         "delta": 0.0,
@@ -329,6 +332,7 @@ def test_precisions_are_compared(tmp_path: Path) -> None:
         "differing_rate": 0.0,
     }
     merged = {
+        **paired,
         "accuracy": 0.48,
         "accuracy_ci95": [0.4, 0.5],
         "delta": -0.02,
