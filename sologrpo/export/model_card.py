@@ -12,10 +12,9 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from rewards import name_of_spec
 from sologrpo.config.evaluation import run_settings
-from sologrpo.config.parsing import RunEnvironment
+from sologrpo.environment import RunEnvironment, read_environment
 from sologrpo.export.parity import Gap, gap_table
 from sologrpo.files import (
-    ENVIRONMENT,
     EVALUATIONS,
     RESULTS,
     REWARD_CURVE,
@@ -140,12 +139,11 @@ def read_run(run: Path | None) -> RunFacts:
     """
     if run is None:
         return RunFacts(None, {}, [])
-    environment, config = None, {}
+    config = {}
     if (run / RUN_CONFIG).exists():
         names = (*RECIPE, "rewards", "reward_weights", "dataset_name", "dataset_train_split")
         config = run_settings(run, names)
-    if (run / ENVIRONMENT).exists():
-        environment = read_json(run / ENVIRONMENT, RunEnvironment)
+    if environment := read_environment(run):
         config["dtype"] = environment.dtype  # what `auto` was on the machine of the run
     results = run.glob(f"{EVALUATIONS}/*/{RESULTS}")
     evaluations = [(path.parent.name, read_results(path)) for path in results]
