@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -208,7 +208,6 @@ def hostile_completions(
     }
     for case, answer in answers.items():
         completions[case] = render(prompt_format, reasoning, answer)
-    tricks: Callable[[PromptFormat, str, int], dict[str, str]]
     tricks = _tag_tricks if OPEN in prompt_format.completion else _box_tricks
     return completions | tricks(prompt_format, reasoning, gold)
 
