@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from trl import ModelConfig, TrlParser
 
@@ -21,9 +21,9 @@ from sologrpo.command_line import Parser
 from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
 from sologrpo.config.checks import CREDENTIALS, check_settings, free_text, refusing
 from sologrpo.errors import InputError
-from sologrpo.files import ENVIRONMENT, RUN_CONFIG, recipes
+from sologrpo.files import RUN_CONFIG, recipes
 from sologrpo.prompts import PROMPT_FORMATS
-from sologrpo.schema import Schema, looked_in, one_of, parse, read_json, read_yaml
+from sologrpo.schema import looked_in, parse, read_yaml
 
 CONFIG_CLASSES = (RunArguments, SoloGRPOConfig, ModelConfig)
 # Origins of a setting, besides a config file.
@@ -286,18 +286,3 @@ def load_run_config(directory: Path) -> dict[str, Any]:
         where = f"{directory}{looked_in(directory)}"
         raise InputError(f"{where} is not a run directory: {RUN_CONFIG} is missing")
     return read_yaml(path, dict[str, Any])
-
-
-def recorded_dtype(directory: Path) -> str | None:
-    """Read the dtype that a run resolved to, or None if the run has not recorded it."""
-    path = directory / ENVIRONMENT
-    return read_json(path, RunEnvironment).dtype if path.exists() else None
-
-
-class RunEnvironment(Schema):
-    """Describe what is read of `environment.json` again."""
-
-    dtype: Annotated[str, one_of("float32", "bfloat16", "float16")] | None = None
-    device: str = ""
-    python: str = ""
-    versions: dict[str, str] = Field(default_factory=dict)

@@ -12,10 +12,9 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from rewards import name_of_spec
 from sologrpo.config.evaluation import run_settings
-from sologrpo.config.parsing import RunEnvironment
+from sologrpo.environment import RunEnvironment, read_environment
 from sologrpo.export.parity import Gap, gap_table
 from sologrpo.files import (
-    ENVIRONMENT,
     EVALUATIONS,
     RESULTS,
     REWARD_CURVE,
@@ -26,7 +25,7 @@ from sologrpo.files import (
 from sologrpo.hub import is_hub_name
 from sologrpo.schema import Schema, read_json
 from sologrpo.scoring.records import read_results
-from sologrpo.scoring.table import paired_line
+from sologrpo.scoring.table import paired_line, score_rows
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
 # Written by `sologrpo model` next to a model that was not downloaded from the Hub.
@@ -40,12 +39,6 @@ RECIPE = (
     "use_rslora", "use_dora", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant",
     "dtype", "seed",
 )  # fmt: skip
-RATES = (
-    ("accuracy", "accuracy, strict"),
-    ("accuracy_lenient", "accuracy, lenient (last number)"),
-    ("format_rate", "expected format"),
-    ("truncated_rate", "cut off"),
-)
 # Ranks that vLLM's --max-lora-rank accepts (vllm/config/lora.py).
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -125,7 +118,7 @@ def write_card(
         config=config,
         vllm_rank=_vllm_rank(config),
         evaluations=evaluations,
-        rates=RATES,
+        score_rows=score_rows([results for _, results in evaluations]),
         comparisons=[paired_line(*item) for item in evaluations if "baseline" in item[1]],
         gaps=gaps,
         gap_rows=gap_table(gaps) if gaps else [],
@@ -146,12 +139,11 @@ def read_run(run: Path | None) -> RunFacts:
     """
     if run is None:
         return RunFacts(None, {}, [])
-    environment, config = None, {}
+    config = {}
     if (run / RUN_CONFIG).exists():
         names = (*RECIPE, "rewards", "reward_weights", "dataset_name", "dataset_train_split")
         config = run_settings(run, names)
-    if (run / ENVIRONMENT).exists():
-        environment = read_json(run / ENVIRONMENT, RunEnvironment)
+    if environment := read_environment(run):
         config["dtype"] = environment.dtype  # what `auto` was on the machine of the run
     results = run.glob(f"{EVALUATIONS}/*/{RESULTS}")
     evaluations = [(path.parent.name, read_results(path)) for path in results]

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import BitsAndBytesConfig
 from trl import ModelConfig
 
 from sologrpo.config.arguments import SoloGRPOConfig
@@ -40,8 +39,6 @@ class Footprint:
         merged_bytes: a copy of the weights with the adapter merged in, for sampling.
         sampled_token_bytes: keys and values per token, during sampling.
         trained_token_bytes: activations per token that all layers keep for the backward pass.
-        layer_token_bytes: the same for one layer.
-        checkpointed_token_bytes: kept per token by gradient checkpointing: each layer's input.
         layers: decoder layers.
         hidden_size: width of the model.
         number_bytes: bytes per number in the compute dtype.
@@ -57,8 +54,6 @@ class Footprint:
     merged_bytes: int
     sampled_token_bytes: int
     trained_token_bytes: int
-    layer_token_bytes: int
-    checkpointed_token_bytes: int
     layers: int
     hidden_size: int
     number_bytes: int
@@ -80,9 +75,6 @@ def footprint(policy: PeftModel, model_args: ModelConfig) -> Footprint:
     quantised = _quantised(policy) if model_args.load_in_4bit else 0
     nested = bool(model_args.use_bnb_nested_quant)
     weights = quantised * _nf4_bytes(nested) + (total - quantised) * dtype.itemsize
-    activations = _activation_bytes(policy)
-    # The rest, the embedding's output and the last norm, is small and counted with the layers.
-    layer = activations // (PROBE_TOKENS * config.num_hidden_layers)
     return Footprint(
         total=total,
         trainable=trainable,
@@ -91,9 +83,7 @@ def footprint(policy: PeftModel, model_args: ModelConfig) -> Footprint:
         checkpoint_bytes=trainable * FP32 * (1 + ADAM_MOMENTS) + TOKENIZER_BYTES,
         merged_bytes=merged_bytes(policy),
         sampled_token_bytes=bytes_of_row(policy, 1) - bytes_of_row(policy, 0),
-        trained_token_bytes=activations // PROBE_TOKENS,
-        layer_token_bytes=layer,
-        checkpointed_token_bytes=config.num_hidden_layers * config.hidden_size * dtype.itemsize,
+        trained_token_bytes=_activation_bytes(policy) // PROBE_TOKENS,
         layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         number_bytes=dtype.itemsize,
@@ -123,14 +113,13 @@ def _activation_bytes(policy: PeftModel) -> int:
 
 def _quantised(policy: PeftModel) -> int:
     """Count the weights that bitsandbytes quantises: linear layers without the LM head."""
-    kept = BitsAndBytesConfig(load_in_4bit=True).llm_int8_skip_modules or ["lm_head"]
     named = ((name.removesuffix(".base_layer"), m) for name, m in policy.named_modules())
     return sum(
         module.weight.numel()
         for name, module in named
         if isinstance(module, torch.nn.Linear)
         and ".lora_" not in name
-        and name.rpartition(".")[2] not in kept
+        and name.rpartition(".")[2] != "lm_head"
     )
 
 

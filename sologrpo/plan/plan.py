@@ -12,7 +12,6 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
 
-from rewards import Reward, parse_gold
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import COMMAND_LINE, PROJECT, origins
 from sologrpo.config.schedule import (
@@ -21,7 +20,7 @@ from sologrpo.config.schedule import (
     completions_of_a_step,
     optimizer_steps,
 )
-from sologrpo.console import aligned, gibibytes, print_line, print_warning
+from sologrpo.console import gibibytes, print_line, print_warning
 from sologrpo.data.dataset import describe_lengths, prompt_lengths, render_prompt
 from sologrpo.device import describe_device, one_device
 from sologrpo.errors import InputError
@@ -29,10 +28,7 @@ from sologrpo.model.loading import dtype_name, pick_dtype
 from sologrpo.model.memory import free_bytes
 from sologrpo.plan.footprint import Footprint, disk_bytes, footprint, free_disk_bytes
 from sologrpo.plan.memory_plan import CPU_PROCESS, MemoryPlan, memory_fix, plan_memory
-from sologrpo.plan.reward_check import gate_of, results_of, weighted_sums
-from sologrpo.plan.trials import Bench, Trial, render, solution_of
 from sologrpo.plan.warnings import suspicious_settings
-from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.training.run_directory import resolved_config
 
 
@@ -44,22 +40,19 @@ def print_plan(
     train_dataset: Dataset,
     tokenizer: PreTrainedTokenizerBase,
     policy: PeftModel,
-    rewards: Sequence[Reward] = (),
 ) -> None:
     """Print the plan of a run, with the batch arithmetic spelled out, and its likely problems.
 
-    A dry run also prints the origin of each setting, one rendered prompt, and the scores of a
-    made-up right and wrong answer to it.
+    A dry run also prints the origin of each setting, and one rendered prompt.
 
     Args:
         console: to print on.
-        run: data, prompt and rewards.
+        run: data and rewards.
         args: of the trainer.
         model: to train.
         train_dataset: rows with their `prompt`.
         tokenizer: of the model.
         policy: without weights, of `try_settings`.
-        rewards: as loaded; scored in a dry run.
 
     Raises:
         InputError: if the data does not fill one generation batch, or a prompt is longer than the
@@ -81,8 +74,6 @@ def print_plan(
         print_line(console, _setting_lines(run, args, model))
         print_line(console, "\nfirst prompt, as the model sees it:")
         print_line(console, render_prompt(train_dataset[0]["prompt"], tokenizer))
-        print_line(console, "\nscores of made-up answers to it:")
-        print_line(console, _score_table(run, args, train_dataset.select([0]), tokenizer, rewards))
 
 
 @dataclass(frozen=True)
@@ -208,31 +199,3 @@ def _by_precedence(setting: tuple[str, str]) -> tuple[bool, bool, str]:
 
 def _short(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 3]}..."
-
-
-def _score_table(
-    run: RunArguments,
-    args: SoloGRPOConfig,
-    rows: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    rewards: Sequence[Reward],
-) -> str:
-    """Tabulate the scores of a right and a wrong completion of the first row, and their sums."""
-    answer, prompt_format = rows[0]["answer"], PROMPT_FORMATS[run.prompt_format]
-    gold = parse_gold(answer)
-    texts = {
-        "right": render(prompt_format, solution_of(answer), gold),
-        "wrong": render(prompt_format, solution_of(answer), str(int(gold) + 1)),
-        "no answer": solution_of(answer),
-    }
-    trials = [Trial(0, case, text) for case, text in texts.items()]
-    bench = Bench(rows, len(trials), tokenizer, args.max_completion_length)
-    results = results_of(rewards, args)
-    for result, reward in zip(results, rewards, strict=True):
-        result.scores = bench.scores(reward, trials)
-    sums = weighted_sums(results, len(trials), gate_of(args, results))
-    rows_of_scores = [(r.name, r.scores) for r in results] + [("weighted sum", [*sums])]
-    lines = [["", *texts]]
-    for name, scores in rows_of_scores:
-        lines.append([name, *("-" if score is None else f"{score:.2f}" for score in scores)])
-    return aligned(lines)

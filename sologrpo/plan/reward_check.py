@@ -47,7 +47,6 @@ class RewardResult:
         golds_at_best: rows whose gold answer got the best score seen.
         problems: failed checks.
         remarks: notes that fail no check.
-        not_checked: why the reward was left out; empty if it was not.
         fault: the traceback of the reward, and the completion on which it failed.
     """
 
@@ -59,7 +58,6 @@ class RewardResult:
     golds_at_best: int = 0
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    not_checked: str = ""
     fault: str = ""
 
     @property
@@ -130,7 +128,7 @@ class Report:
             scores, verdict = reward.judged, "FAIL" if reward.problems else "ok"
             low_high = [_number(min(scores)), _number(max(scores))] if scores else ["-", "-"]
             golds = f"{reward.golds_at_best:,} of {reward.golds_judged:,}" if scores else "-"
-            verdict = "not checked" if reward.not_checked else verdict
+            verdict = verdict if reward.scores or reward.problems else "not checked"
             lines.append([reward.name, f"{reward.weight:g}", *low_high, golds, verdict])
         return aligned(lines)
 
@@ -147,7 +145,6 @@ class Report:
         failed = [f"FAIL {r.name}: {problem}" for r in self.rewards for problem in r.problems]
         failed += [f"FAIL {r.case}: {r.problem}" for r in self.hostile if r.problem]
         remarks = [f"remark {r.name}: {remark}" for r in self.rewards for remark in r.remarks]
-        remarks += [f"not checked {r.name}: {r.not_checked}" for r in self.rewards if r.not_checked]
         if not self.hostile:
             remarks.append("not checked: the hostile completions, as a reward cannot be called")
         faults = [f"{r.name}:\n{r.fault}" for r in self.rewards if r.fault]
@@ -195,17 +192,18 @@ def check_run(argv: Sequence[str]) -> Report:
     rows = load_rows(run.dataset_name, run.dataset_train_split, run.dataset_config)
     rows = build_prompts(rows, run, tokenizer)
     rewards = load_rewards(run.rewards, rows.column_names, run.reward_timeout, run.reward_workers)
-    results = results_of(rewards, args)
+    weights = args.reward_weights or [1.0] * len(rewards)
+    results = [_result_of(*pair) for pair in zip(rewards, weights, strict=True)]
     bench = Bench(rows, args.generation_batch_size, tokenizer, limit)
     answers = Answers(rows.to_dict()["answer"], PROMPT_FORMATS[run.prompt_format], limit)
 
     trials = answers.trials(run.system_prompt)
     for reward, result in zip(rewards, results, strict=True):
         if result.takes_token_ids and tokenizer is None:
-            result.not_checked = f"needs the tokenizer of {model}"
+            result.remarks.append(f"not checked: needs the tokenizer of {model}")
         else:
             check_reward(result, reward, trials, bench, answers)
-    hostile = check_hostile(results, trials, answers.golds, gate_of(args, results))
+    hostile = check_hostile(results, trials, answers.golds, _gate(args, results))
     title = (
         f"{_counted(len(rewards), 'reward')}, prompt format {run.prompt_format}, "
         f"{len(rows):,} rows of {run.dataset_name} ({run.dataset_train_split})"
@@ -213,16 +211,11 @@ def check_run(argv: Sequence[str]) -> Report:
     return Report(title, results, hostile)
 
 
-def results_of(rewards: Sequence[Any], args: SoloGRPOConfig) -> list[RewardResult]:
-    """Make the results of rewards that are yet to be called."""
-    weights = args.reward_weights or [1.0] * len(rewards)
-    return [
-        RewardResult(reward_name(reward), weight, reward.takes_token_ids)
-        for reward, weight in zip(rewards, weights, strict=True)
-    ]
+def _result_of(reward: Any, weight: float) -> RewardResult:
+    return RewardResult(reward_name(reward), weight, reward.takes_token_ids)
 
 
-def gate_of(args: SoloGRPOConfig, results: Sequence[RewardResult]) -> RewardResult | None:
+def _gate(args: SoloGRPOConfig, results: Sequence[RewardResult]) -> RewardResult | None:
     """Find the reward that decides whether the others count in a completion.
 
     A gate for whole groups changes nothing here: a group with the right answer is open.
@@ -351,9 +344,9 @@ def check_hostile(
         One result per trick; none if a reward that counts could not be called, as the sums would
         mean nothing without it.
     """
-    if any(r.weight and not r.scores and not r.not_checked for r in results):
+    if any(r.weight and r.problems and not r.scores for r in results):
         return []
-    sums = weighted_sums(results, len(trials), gate)
+    sums = _weighted_sums(results, len(trials), gate)
     right_sums: dict[int, float] = {}
     for trial, value in zip(trials, sums, strict=True):
         if trial.right:
@@ -370,7 +363,7 @@ def check_hostile(
     return list(worst.values())
 
 
-def weighted_sums(
+def _weighted_sums(
     results: Sequence[RewardResult], count: int, gate: RewardResult | None
 ) -> list[float]:
     """Add the weighted scores as the trainer does: None counts as 0."""

@@ -28,16 +28,11 @@ def wilson_interval(successes: float, n: float) -> Interval:
         successes: from 0 to `n`.
         n: over 0. Neither has to be an integer, see `clustered_interval`.
 
-    Raises:
-        ValueError: if an argument is out of range.
-
     Example:
         >>> low, high = wilson_interval(81, 263)
         >>> round(low, 4), round(high, 4)
         (0.2553, 0.3662)
     """
-    if not 0 <= successes <= n or n == 0:
-        raise ValueError(f"need 0 <= successes <= n and n > 0, got {successes} of {n}")
     centre = successes + _Z * _Z / 2
     spread = _Z * math.sqrt(successes * (n - successes) / n + _Z * _Z / 4)
     # The ends are exactly 0 and 1 when none or all are right; rounding may miss them by 1e-17.
@@ -59,15 +54,10 @@ def mcnemar_exact(newly_right: int, newly_wrong: int) -> float:
     Returns:
         The p-value; 1.0 if no verdict changed.
 
-    Raises:
-        ValueError: if a count is negative.
-
     Example:
         >>> mcnemar_exact(1, 7)
         0.0703125
     """
-    if newly_right < 0 or newly_wrong < 0:
-        raise ValueError(f"counts cannot be negative, got {newly_right} and {newly_wrong}")
     changed = newly_right + newly_wrong
     term = tail = 1  # exact integers: floats underflow beyond about 1,000 changed problems
     for k in range(min(newly_right, newly_wrong)):
@@ -90,14 +80,9 @@ def paired_difference_interval(
         newly_right: number that only the trained model answers right.
         newly_wrong: number that only the baseline answers right.
         both_wrong: number that neither answers right.
-
-    Raises:
-        ValueError: if a count is negative, or all are 0.
     """
     table = (both_right, newly_right, newly_wrong, both_wrong)
     n = sum(table)
-    if min(table) < 0 or n == 0:
-        raise ValueError(f"need counts of at least 0 with a sum over 0, got {table}")
     trained, baseline = (both_right + newly_right) / n, (both_right + newly_wrong) / n
     trained_low, trained_high = wilson_interval(both_right + newly_right, n)
     baseline_low, baseline_high = wilson_interval(both_right + newly_wrong, n)
@@ -120,16 +105,10 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
         right: number of right samples, c.
         k: from 1 to `samples`.
 
-    Raises:
-        ValueError: if an argument is out of range.
-
     Example:
         >>> pass_at_k(samples=4, right=1, k=2)
         0.5
     """
-    if not 0 <= right <= samples or not 1 <= k <= samples:
-        raise ValueError(f"need 0 <= right <= samples and 1 <= k <= samples, got {right} of "
-                         f"{samples}, k = {k}")  # fmt: skip
     return float(1 - Fraction(math.comb(samples - right, k), math.comb(samples, k)))
 
 
@@ -142,9 +121,6 @@ def majority_share(answers: Sequence[Hashable | None], right: Sequence[bool]) ->
     Args:
         answers: one per sample, equal for equal values.
         right: one verdict per sample.
-
-    Raises:
-        ValueError: if there are more answers than verdicts, or fewer.
 
     Example:
         >>> majority_share(["7", "7", "9", None], [True, True, False, False])
@@ -171,19 +147,14 @@ def clustered_interval(scores: Sequence[float], samples: int = 1) -> Interval:
     484-503). If all scores are equal, it is computed for one sample per problem.
 
     Args:
-        scores: one per problem, from 0 to 1.
+        scores: one per problem, from 0 to 1; at least one.
         samples: per problem. At most `len(scores) * samples` independent samples are assumed.
-
-    Raises:
-        ValueError: if there are no scores, or one is out of range.
 
     Example:
         >>> low, high = clustered_interval([0.0, 1.0, 1.0, 1.0], samples=8)
         >>> round(low, 2), round(high, 2)
         (0.26, 0.96)
     """
-    if not scores or not all(0 <= score <= 1 for score in scores):
-        raise ValueError("need at least one score, each from 0 to 1")
     n, share = len(scores), mean(scores)
     spread = variance(scores) / n if n > 1 else 0.0
     counted = float(n) if spread == 0 else min(share * (1 - share) / spread, float(n * samples))
@@ -213,7 +184,7 @@ def compare_paired(baseline: Sequence[bool], trained: Sequence[bool]) -> Compari
         trained: whether the trained model does, in the same order.
 
     Raises:
-        ValueError: if their lengths differ, or are 0.
+        ValueError: if their lengths differ.
 
     Example:
         >>> compare_paired([True, False, False], [True, True, False]).newly_right

@@ -348,7 +348,10 @@ def test_the_worst_row_of_a_trick_is_shown(scores, expected):
 def test_token_ids_are_passed_where_there_is_a_tokenizer(check, tiny_llama):
     report = check("answer_correctness", "completion_length")
     assert report.failures == 0
-    assert "not checked completion_length: needs the tokenizer of no-such-model" in report.text()
+    assert (
+        "remark completion_length: not checked: needs the tokenizer of no-such-model"
+        in report.text()
+    )
 
     def with_tokenizer(reward, *weights, **keys):
         return check(
