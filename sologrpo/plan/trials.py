@@ -3,8 +3,6 @@
 `Bench` scores them with a reward, called as TRL calls it.
 """
 
-import asyncio
-import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 from rewards import Reward, parse_gold
 from rewards.completions import Scores
 from rewards.grading import CLOSE, OPEN
-from rewards.logs import log_nothing
 from sologrpo.prompts import PromptFormat, WorkedExample
 
 COUNTED_TO = 60  # lists of numbers run from 0 to here, which covers most answers of GSM8K
@@ -76,8 +73,8 @@ class Bench:
         """
         scores: Scores = []
         for start in range(0, len(trials), self._batch_size):
-            result = reward(**self._arguments(trials[start : start + self._batch_size]))
-            scores += asyncio.run(result) if inspect.iscoroutine(result) else result
+            batch = trials[start : start + self._batch_size]
+            scores += reward.score(**self._arguments(batch))
         return scores
 
     def _arguments(self, batch: Sequence[Trial]) -> dict[str, Any]:
@@ -95,9 +92,6 @@ class Bench:
         return arguments | {
             "prompts": prompts,
             "completions": texts if isinstance(prompts[0], str) else completions,
-            "trainer_state": None,
-            "log_extra": log_nothing,
-            "log_metric": log_nothing,
         }
 
 
