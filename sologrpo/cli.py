@@ -30,7 +30,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if argv is None:
         start_process()
     command, *arguments = _named_command(list(sys.argv[1:] if argv is None else argv))
-    _run(command, arguments)
+    from sologrpo.errors import one_line_errors  # after `--help`, which should be fast
+
+    one_line_errors(_run)(command, arguments)
 
 
 def start_script(command: str) -> None:
@@ -40,28 +42,22 @@ def start_script(command: str) -> None:
         command: of `sologrpo` that does the same.
     """
     start_process()
-    _understand(command, sys.argv[1:])
+    from sologrpo.errors import one_line_errors
+
+    one_line_errors(_understand)(command, sys.argv[1:])
 
 
 def _run(command: str, given: Sequence[str]) -> None:
-    from sologrpo.errors import one_line_errors  # after `--help`, which should be fast
-
-    arguments = _understand(command, given)
-    one_line_errors(COMMANDS[command][0])(arguments)
+    _understand(command, given)
+    COMMANDS[command][0](sys.argv[1:])
 
 
-def _understand(command: str, given: Sequence[str]) -> Sequence[str]:
-    """Correct the arguments, also those of the process: commands read a setting's origin there."""
-    from sologrpo.errors import one_line_errors
+def _understand(command: str, given: Sequence[str]) -> None:
+    """Correct the arguments of the process: commands read a setting's origin there."""
     from sologrpo.forgiving import understand
 
-    @one_line_errors
-    def correct() -> None:
-        sys.argv[1:] = understand(command, given)
-
     sys.argv = [f"sologrpo {command}", *given]
-    correct()
-    return sys.argv[1:]
+    sys.argv[1:] = understand(command, given)
 
 
 class _Parser(argparse.ArgumentParser):

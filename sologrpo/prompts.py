@@ -7,9 +7,9 @@ tokenizer's chat template renders, or plain text, or either. The gold answer nev
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BeforeValidator, ConfigDict
+from pydantic import ConfigDict
 
 from sologrpo.errors import InputError
 from sologrpo.schema import Schema, advising, parse, read_yaml, shown
@@ -18,22 +18,19 @@ Message = dict[str, str]
 Prompt = list[Message] | str
 
 
-def _as_text(value: Any) -> Any:
-    """Take a number, as `answer: 34` is in YAML, as text."""
-    return str(value) if type(value) in (int, float) else value
-
-
-Text = Annotated[str, BeforeValidator(_as_text)]
-
-
 class WorkedExample(Schema):
-    """A solved problem shown before the question, in the format that the model should use."""
+    """A solved problem shown before the question, in the format that the model should use.
 
-    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
+    In YAML, `answer: 34` is a number.
+    """
 
-    question: Text
-    thinking: Text
-    answer: Text
+    model_config = ConfigDict(
+        extra="forbid", str_strip_whitespace=True, strict=False, coerce_numbers_to_str=True
+    )
+
+    question: str
+    thinking: str
+    answer: str
 
 
 @dataclass(frozen=True)
