@@ -11,8 +11,7 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from sologrpo.errors import InputError
-from sologrpo.schema import Schema, advising, parse, read_yaml, shown
+from sologrpo.schema import Schema, advising, parse, read_yaml
 
 Message = dict[str, str]
 Prompt = list[Message] | str
@@ -212,6 +211,4 @@ def load_worked_examples(spec: Any) -> list[WorkedExample]:
     with advising("give a list of {question, thinking, answer}, or a YAML file with one"):
         if not isinstance(spec, str):
             return parse(list[WorkedExample], spec, "worked_examples")
-        if "\n" in spec or not Path(spec).suffix:
-            raise InputError(f"worked_examples: {shown(spec)} is not a file")
         return read_yaml(Path(spec), list[WorkedExample])

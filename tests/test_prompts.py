@@ -262,7 +262,7 @@ def test_worked_examples_from_list_and_file_agree(tmp_path: Path) -> None:
     ("spec", "says"),
     [
         (["nowhere.yaml"], "no file nowhere.yaml"),
-        (["Question: what is 2 + 2?"], "'Question: what is 2 + 2?' is not a file: give a list"),
+        (["Question: what is 2 + 2?"], "no file Question: what is 2 + 2?"),
         (["a.yaml", "b.yaml"], "worked_examples: 0: 'a.yaml'; expected key: value pairs"),
         ([EXAMPLE, {"question": "2 + 2?", "answer": "4"}], "worked_examples: 1.thinking: missing"),
         ([EXAMPLE | {"anwser": "24"}], "0.anwser: unknown key: give a list of {question, thinking"),

@@ -21,7 +21,7 @@ from sologrpo.command_line import Parser
 from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
 from sologrpo.config.checks import CREDENTIALS, check_settings, free_text
 from sologrpo.errors import InputError, refusing
-from sologrpo.files import ENVIRONMENT, RUN_CONFIG, find_config
+from sologrpo.files import ENVIRONMENT, find_config
 from sologrpo.forgiving import take_option
 from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.schema import Schema, parse, read_json, read_yaml
@@ -203,7 +203,9 @@ def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) ->
             "give one weight per reward"
         )
     _check_reward_names(run, args)
-    _check_trackers(args)
+    with refusing("report_to"):  # the trainer would do this after loading the model
+        for callback in get_reporting_integration_callbacks(args.report_to):
+            callback()
     _leave_out_of_stock(run, args)
     validates = args.eval_strategy != "no" or args.eval_on_start
     if validates and run.num_validation_examples < 1:
@@ -216,13 +218,6 @@ def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) ->
             "save_strategy best saves after a validation: set eval_strategy steps, eval_steps and "
             "num_validation_examples, or save_strategy steps"
         )
-
-
-def _check_trackers(args: SoloGRPOConfig) -> None:
-    """Check that the trackers are installed; the trainer would do so after loading the model."""
-    with refusing("report_to"):
-        for callback in get_reporting_integration_callbacks(args.report_to):
-            callback()
 
 
 def _leave_out_of_stock(run: RunArguments, args: SoloGRPOConfig) -> None:
@@ -246,18 +241,6 @@ def _check_reward_names(run: RunArguments, args: SoloGRPOConfig) -> None:
         raise InputError(
             f"outcome_reward {args.outcome_reward!r} is not among the rewards: {', '.join(names)}"
         )
-
-
-def load_run_config(directory: Path) -> dict[str, Any]:
-    """Read the resolved config of a run.
-
-    Args:
-        directory: of the run.
-
-    Raises:
-        InputError: if the directory holds no run.
-    """
-    return read_yaml(directory / RUN_CONFIG, dict[str, Any])
 
 
 def recorded_dtype(directory: Path) -> str | None:

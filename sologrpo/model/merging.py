@@ -61,7 +61,7 @@ def check_adapter(adapter: Path, base_name: str | None) -> AdapterConfig:
         InputError: if the folder has no LoRA adapter, or one that is damaged, pickled, made for
             another base model, or would run code.
     """
-    if not adapter.is_dir() or not (adapter / ADAPTER_CONFIG).exists():
+    if not (adapter / ADAPTER_CONFIG).exists():
         where = f"{adapter}{looked_in(adapter)}"
         raise InputError(f"{where} holds no adapter: it has no {ADAPTER_CONFIG}")
     config = read_json(adapter / ADAPTER_CONFIG, AdapterConfig)
