@@ -43,7 +43,7 @@ def main() -> None:
     columns = datasets[0].column_names
     rewards = load_rewards(run.rewards, columns, run.reward_timeout, run.reward_workers)
     policy = try_settings(run, args, model_args, datasets[0], tokenizer)
-    print_plan(console, run, args, model_args, datasets[0], tokenizer, policy, rewards)
+    print_plan(console, run, args, model_args, datasets[0], tokenizer, policy)
     if run.dry_run:
         return
 

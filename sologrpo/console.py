@@ -3,7 +3,7 @@
 import logging
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -77,3 +77,10 @@ def duration(seconds: float) -> str:
 def gibibytes(size: float) -> str:
     """Format a number of bytes in GiB, or in MiB below a quarter of a GiB."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**28 else f"{size / 2**20:.0f} MiB"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Lay out a table without lines: the first column is left-aligned, the others right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows)
+    return "\n".join("  ".join(line).rstrip() for line in lines)

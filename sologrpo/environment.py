@@ -4,15 +4,48 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 
 from sologrpo.console import quiet_libraries
 from sologrpo.device import describe_device, prepare_cpu
+from sologrpo.files import ENVIRONMENT
+from sologrpo.schema import Schema, read_json
 
 PACKAGES = ("sologrpo", "torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate",
             "datasets")  # fmt: skip
+
+
+class RunEnvironment(Schema):
+    """Describe `environment.json`: where a run was trained, and what a later `--resume` compares.
+
+    Attributes:
+        dtype: number format of the weights.
+        fingerprints: of what the run is made from, by name.
+        changes: of fingerprints that `--accept_changes` allowed, each with its step.
+    """
+
+    python: str
+    platform: str
+    device: str
+    cuda: str | None
+    versions: dict[str, str]
+    git_commit: str | None
+    dtype: Literal["float32", "bfloat16", "float16"]
+    fingerprints: dict[str, str]
+    changes: list[dict[str, str | int]] = Field(default=[])
+
+
+def read_environment(directory: Path) -> RunEnvironment | None:
+    """Read `environment.json` of a run; None if there is none.
+
+    Raises:
+        InputError: if the file is damaged.
+    """
+    path = directory / ENVIRONMENT
+    return read_json(path, RunEnvironment) if path.exists() else None
 
 
 def prepare_process() -> None:

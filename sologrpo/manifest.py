@@ -1,4 +1,4 @@
-"""Manifest: the size and SHA-256 of every file in a folder, written last.
+"""Hash files. Manifest: the size and SHA-256 of every file in a folder, written last.
 
 A folder with a valid manifest is complete and unchanged; any other was interrupted or damaged.
 """
@@ -6,7 +6,8 @@ A folder with a valid manifest is complete and unchanged; any other was interrup
 import hashlib
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sologrpo.errors import InputError
@@ -14,6 +15,9 @@ from sologrpo.files import write_atomically
 from sologrpo.schema import Schema, read_json
 
 MANIFEST = "manifest.json"
+# Of a local model: what decides its weights and its tokens.
+MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
+THREADS = 4  # hashing waits for the disk, and leaves Python while it computes
 
 
 class _Listed(Schema):
@@ -80,3 +84,12 @@ def sha256(path: Path) -> str:
     """Hash the content of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_files(folder: Path, patterns: Iterable[str]) -> str:
+    """Hash the files of a folder that match one of the patterns: their names and contents."""
+    files = sorted({f for pattern in patterns for f in folder.glob(pattern) if f.is_file()})
+    with ThreadPoolExecutor(THREADS) as threads:
+        hashes = threads.map(sha256, files)
+        lines = [f"{file.name} {value}\n" for file, value in zip(files, hashes, strict=True)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

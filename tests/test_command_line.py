@@ -347,7 +347,6 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert re.search(r"^num_generations +4 +\S+\.yaml$", printed.stdout, re.MULTILINE)
     assert re.search(r"^use_bnb_nested_quant .* SoloGRPO$", printed.stdout, re.MULTILINE)
     assert re.search(r"^adapter  LoRA r \d+, 0\.\dM parameters", printed.stdout, re.MULTILINE)
-    assert re.search(r"^strict_format +1\.00 +1\.00 +-1\.00$", printed.stdout, re.MULTILINE)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sologrpo.manifest import MANIFEST, damage, write_manifest
+from sologrpo.manifest import MANIFEST, MODEL_FILES, damage, hash_files, write_manifest
 
 
 @pytest.fixture
@@ -68,3 +68,17 @@ def test_each_damage_is_named(
 def test_files_that_may_change_can_be_left_out(folder: Path) -> None:
     (folder / "sub" / "notes.txt").unlink()
     assert damage(folder, ignored=["sub/notes.txt"]) is None
+
+
+def test_a_hash_covers_names_and_contents_of_the_files_that_match(tmp_path: Path) -> None:
+    def hash_of(weights: bytes, config: bytes = b"{}") -> str:
+        (tmp_path / "model.safetensors").write_bytes(weights)
+        (tmp_path / "config.json").write_bytes(config)
+        (tmp_path / "README.md").write_bytes(weights[::-1])
+        return hash_files(tmp_path, MODEL_FILES)
+
+    first = hash_of(b"abc")
+    assert first == hash_of(b"abc")
+    assert len({first, hash_of(b"abd"), hash_of(b"ab"), hash_of(b"abc", b"{ }")}) == 4
+    (tmp_path / "config.json").rename(tmp_path / "other.json")
+    assert hash_files(tmp_path, MODEL_FILES) != hash_of(b"abc", b"{ }")

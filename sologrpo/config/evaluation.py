@@ -26,7 +26,8 @@ from sologrpo.config.arguments import (
 )
 from sologrpo.config.checks import check_settings
 from sologrpo.config.export import ORIGINAL, ExportArguments, check_export_arguments
-from sologrpo.config.parsing import RENAMED, CheckedParser, recorded_dtype
+from sologrpo.config.parsing import RENAMED, CheckedParser
+from sologrpo.environment import read_environment
 from sologrpo.errors import InputError
 from sologrpo.files import ADAPTER, PRECISION_TABLE, RUN_CONFIG, check_name
 from sologrpo.prompts import PROMPT_FORMATS
@@ -171,7 +172,8 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     model.model_name_or_path = args.model or model.model_name_or_path
     model.trust_remote_code = args.trust_remote_code
     # As it was trained, whatever `auto` would be on this machine.
-    model.dtype = (recorded_dtype(Path(args.run)) if args.run else None) or model.dtype or "auto"
+    environment = read_environment(Path(args.run)) if args.run else None
+    model.dtype = environment.dtype if environment else model.dtype or "auto"
     trained_in_4bit = bool(model.load_in_4bit)
     data = RunArguments(**{name: saved[name] for name in OF_DATA if name in saved})
     for name in ("dataset_name", "dataset_config", "dataset_test_split", "prompt_format"):

@@ -9,9 +9,9 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from trl import ModelConfig, TrlParser
 
@@ -21,10 +21,10 @@ from sologrpo.command_line import Parser
 from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
 from sologrpo.config.checks import CREDENTIALS, check_settings, free_text
 from sologrpo.errors import InputError, refusing
-from sologrpo.files import ENVIRONMENT, find_config
+from sologrpo.files import find_config
 from sologrpo.forgiving import take_option
 from sologrpo.prompts import PROMPT_FORMATS
-from sologrpo.schema import Schema, parse, read_json, read_yaml
+from sologrpo.schema import parse, read_yaml
 
 CONFIG_CLASSES = (RunArguments, SoloGRPOConfig, ModelConfig)
 # Origins of a setting, besides a config file.
@@ -241,18 +241,3 @@ def _check_reward_names(run: RunArguments, args: SoloGRPOConfig) -> None:
         raise InputError(
             f"outcome_reward {args.outcome_reward!r} is not among the rewards: {', '.join(names)}"
         )
-
-
-def recorded_dtype(directory: Path) -> str | None:
-    """Read the dtype that a run resolved to, or None if the run has not recorded it."""
-    path = directory / ENVIRONMENT
-    return read_json(path, RunEnvironment).dtype if path.exists() else None
-
-
-class RunEnvironment(Schema):
-    """Describe what is read of `environment.json` again."""
-
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    device: str = ""
-    python: str = ""
-    versions: dict[str, str] = Field(default_factory=dict)

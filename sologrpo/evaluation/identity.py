@@ -1,24 +1,18 @@
 """Identify an evaluation: everything that decides its completions, with hashes of the files."""
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sologrpo.config.evaluation import EvaluationSettings
+from sologrpo.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from sologrpo.manifest import MODEL_FILES, hash_files
 from sologrpo.model.loading import dtype_name
 from sologrpo.scoring.records import Problem, hash_text
 
-# Files up to this size are read completely, which takes a fraction of a second.
-COMPLETE_BYTES = 64 * 2**20
-# Of larger files, this many blocks of this size, evenly spread from the first byte to the last.
-BLOCKS, BLOCK_BYTES = 64, 64 * 2**10
-
-# What decides a model's output: weights, architecture, and the tokens that end a completion.
-MODEL_FILES = ("*.safetensors", "*.bin", "config.json", "generation_config.json")
-ADAPTER_FILES = ("adapter_model.*", "adapter_config.json")
+ADAPTER_FILES = (ADAPTER_WEIGHTS, ADAPTER_CONFIG)
 
 
 def describe_identity(
@@ -46,8 +40,8 @@ def describe_identity(
     return {
         "model": folder.name if local else str(folder),
         "model_revision": getattr(model.config, "_commit_hash", None),
-        "model_hash": hash_folder(folder, MODEL_FILES) if local else None,
-        "adapter_hash": None if adapter is None else hash_folder(adapter, ADAPTER_FILES),
+        "model_hash": hash_files(folder, MODEL_FILES) if local else None,
+        "adapter_hash": None if adapter is None else hash_files(adapter, ADAPTER_FILES),
         "chat_template_hash": None if template is None else hash_text(str(template)),
         "precision": settings.precision,
         "dtype": dtype_name(model.dtype),
@@ -74,41 +68,3 @@ def _plain(config: Any) -> dict[str, Any] | None:
     values = config if isinstance(config, dict) else config.to_dict()
     kinds = (str, int, float, bool)
     return {k: v for k, v in values.items() if isinstance(v, kinds) and not k.startswith("_")}
-
-
-def hash_folder(folder: Path, patterns: Iterable[str]) -> str:
-    """Hash the matching files of a folder: their names, sizes and contents.
-
-    Of a file over 64 MiB, 64 blocks of 64 KiB are read: the first one, which holds the names and
-    shapes of a safetensors file, the last, and 62 in between. That tells apart any two trainings
-    of one model, but misses a few changed bytes: it guards against mistakes, not against forgery.
-
-    Args:
-        folder: of a model or an adapter.
-        patterns: glob patterns of the files.
-
-    Returns:
-        `sha256:...` if all files were read completely, otherwise `sampled-sha256:...`.
-
-    Example:
-        >>> hash_folder(Path("models/SmolLM2-135M-Instruct"), MODEL_FILES)  # doctest: +SKIP
-        'sampled-sha256:7d0c...'
-    """
-    digest, sampled = hashlib.sha256(), False
-    for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
-        size = path.stat().st_size
-        sampled |= size > COMPLETE_BYTES
-        digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            for start, length in _blocks(size):
-                file.seek(start)
-                digest.update(file.read(length))
-    return f"{'sampled-' if sampled else ''}sha256:{digest.hexdigest()}"
-
-
-def _blocks(size: int) -> list[tuple[int, int]]:
-    """Return (start, length) in bytes of each block to read."""
-    if size <= COMPLETE_BYTES:
-        return [(0, size)]
-    last = size - BLOCK_BYTES
-    return [(last * i // (BLOCKS - 1), BLOCK_BYTES) for i in range(BLOCKS)]

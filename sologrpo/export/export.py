@@ -18,13 +18,12 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from rich.console import Console
-from rich.table import Table
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Trainer
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
 from sologrpo.config.export import DEQUANTISED, ORIGINAL, ExportArguments
-from sologrpo.console import Terminal, print_line, quiet_libraries
+from sologrpo.console import Terminal, aligned, print_line, quiet_libraries
 from sologrpo.data.dataset import load_train_and_validation
 from sologrpo.device import prepare_cpu
 from sologrpo.errors import InputError, one_line_errors
@@ -39,12 +38,11 @@ from sologrpo.export.folders import (
 from sologrpo.export.hub import HubError, check_repository_name, open_repository, push_folder
 from sologrpo.export.model_card import read_run, write_card
 from sologrpo.export.parity import Gap, ParityCheck, gap_table, parity_failure
-from sologrpo.files import ADAPTER, EVALUATIONS, RESULTS, inside, make_folder
+from sologrpo.files import ADAPTER, inside, make_folder
 from sologrpo.manifest import MANIFEST, write_manifest
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.memory import release_unused
 from sologrpo.model.merging import check_adapter, dequantize, merge_adapter, save_4bit, save_merged
-from sologrpo.scoring.records import read_results, write_results
 
 REQUANTISED = "4bit"
 
@@ -81,8 +79,7 @@ class Export:
         settings: of the evaluation of the run: model, adapter, data, and the flags of the export.
         adapter: of the run.
         folders: of the models to be saved, in the order of making.
-        finished: per model to be saved, the gaps that an earlier call measured; None if it is still
-            to be made.
+        finished: gaps of the models that an earlier call saved and measured.
         problems: on which models are compared; None if all are finished.
         repository: `USER/NAME` to push to; None if nothing is pushed.
     """
@@ -90,7 +87,7 @@ class Export:
     settings: EvaluationSettings
     adapter: Path
     folders: dict[str, Path]
-    finished: dict[str, list[Gap] | None]
+    finished: dict[str, list[Gap]]
     problems: Dataset | None = None
     repository: str | None = None
 
@@ -103,7 +100,7 @@ def begin_export(settings: EvaluationSettings) -> Export | None:
 
     Raises:
         InputError: if there is no adapter, if a folder is in use, if there are no problems to
-            compare models on, or if the Hub would not accept the push.
+            compare models on, or if the Hub would not accept a name or the push.
     """
     arguments = settings.export
     if not (arguments.save_merged or arguments.save_4bit or arguments.push_to_hub):
@@ -111,16 +108,18 @@ def begin_export(settings: EvaluationSettings) -> Export | None:
     if settings.adapter is None:
         raise InputError("there is no adapter to export: give --run runs/NAME, or --adapter FOLDER")
     check_adapter(settings.adapter, settings.model.model_name_or_path)
-    if arguments.push_to_hub:
-        check_repository_name(arguments.push_to_hub)
+    for name in filter(None, (arguments.push_to_hub, arguments.base_model)):
+        check_repository_name(name)
     folders = _model_folders(arguments, inside(settings.output_dir, "export"))
     made_from = fingerprint(settings)
-    finished = {kind: finished_gaps(folder, made_from) for kind, folder in folders.items()}
+    found = {kind: finished_gaps(folder, made_from) for kind, folder in folders.items()}
+    finished = {kind: gaps for kind, gaps in found.items() if gaps is not None}
+    missing = [folder for kind, folder in folders.items() if kind not in finished]
     read_run(settings.run)  # for the card: damaged files are found before a model is made
-    problems = _load_problems(settings) if None in finished.values() else None
+    problems = _load_problems(settings) if missing else None
+    for folder in missing:
+        make_folder(folder.absolute().parent)
     repository = None
-    for kind in (kind for kind, gaps in finished.items() if gaps is None):
-        make_folder(folders[kind].absolute().parent)
     if arguments.push_to_hub and not arguments.dry_run:
         repository = open_repository(arguments.push_to_hub, arguments.private)
     return Export(settings, settings.adapter, folders, finished, problems, repository)
@@ -163,10 +162,10 @@ def export_and_push(export: Export, console: Console) -> None:
             fails. Saved models stay, and the same command reuses them.
     """
     arguments, folders = export.settings.export, dict(export.folders)
-    gaps = _make_models(export)
+    made = _make_models(export)
+    gaps = [gap for kind in export.folders for gap in made[kind]]
     if gaps:
         _print_gaps(console, gaps)
-        _add_to_results(export, gaps)
     if arguments.pushed == "adapter":
         target = inside(export.settings.output_dir, "export", ADAPTER)
         folders["adapter"] = copy_adapter(export.adapter, target, arguments.base_model)
@@ -182,19 +181,18 @@ def export_and_push(export: Export, console: Console) -> None:
         )
         print_line(console, f"{kind:8}  {folder}")
     if arguments.pushed is not None:
-        _push(export, folders[arguments.pushed], gaps, console)
+        gap = None if arguments.pushed == "adapter" else made[arguments.pushed][0]
+        _push(export, folders[arguments.pushed], gap, console)
 
 
-def _push(export: Export, folder: Path, gaps: Sequence[Gap], console: Console) -> None:
+def _push(export: Export, folder: Path, gap: Gap | None, console: Console) -> None:
     arguments = export.settings.export
-    pushed = {"merged": _closest_merge(gaps), "4bit": REQUANTISED}.get(arguments.what)
-    for gap in gaps:
-        failure = parity_failure(gap, arguments.max_kl) if gap.name == pushed else None
-        if failure and not arguments.push_despite_gap:
-            raise InputError(
-                f"not pushed: {folder} is not the model that was trained: {failure}; push the "
-                "adapter (--what adapter), or add --push_despite_gap"
-            )
+    failure = None if gap is None else parity_failure(gap, arguments.max_kl)
+    if failure and not arguments.push_despite_gap:
+        raise InputError(
+            f"not pushed: {folder} is not the model that was trained: {failure}; push the "
+            "adapter (--what adapter), or add --push_despite_gap"
+        )
     if export.repository is None:
         print_line(console, f"would push {folder}")
         return
@@ -206,31 +204,22 @@ def _push(export: Export, folder: Path, gaps: Sequence[Gap], console: Console) -
     print_line(console, f"pushed    {url}")
 
 
-def _closest_merge(gaps: Sequence[Gap]) -> str | None:
-    """Return the name of the merge that is kept."""
-    merges = [gap for gap in gaps if gap.name != REQUANTISED]
-    closest = min(merges, key=lambda gap: (math.isnan(gap.kl), gap.kl), default=None)
-    return None if closest is None else closest.name
-
-
 # -- models ----------------------------------------------------------------------------------------
 
 
-def _make_models(export: Export) -> list[Gap]:
-    """Make and measure the models that are not finished; return the gaps of all."""
-    finished = dict(export.finished)
+def _make_models(export: Export) -> dict[str, list[Gap]]:
+    """Make and measure the models that are not finished; return the gaps of all, by kind."""
+    made = dict(export.finished)
     if export.problems is not None:
-        release_unused()  # a model that was evaluated before, say
         check = ParityCheck(export.settings, export.problems)
-        if finished["merged"] is None:
-            finished["merged"] = _make_merged(export, check)
-        if "4bit" in finished and finished["4bit"] is None:
-            finished["4bit"] = _make_4bit(export, check)
-    return [gap for gaps in finished.values() for gap in gaps or ()]
+        for kind, make in (("merged", _make_merged), ("4bit", _make_4bit)):
+            if kind in export.folders and kind not in made:
+                made[kind] = make(export, check)
+    return made
 
 
 def _make_merged(export: Export, check: ParityCheck) -> list[Gap]:
-    """Save each merge that was asked for next to the target, and keep the closest."""
+    """Save each merge that was asked for next to the target; keep the closest, of the first gap."""
     target = export.folders["merged"]
     merges, gaps = {}, []
     for kind in _merge_kinds(export):
@@ -238,8 +227,8 @@ def _make_merged(export: Export, check: ParityCheck) -> list[Gap]:
         _merge_to_disk(export, kind, merges[kind])
         release_unused()
         gaps.append(check.measure(kind, merges[kind]))
-    kept = merges.pop(str(_closest_merge(gaps)))
-    finish(kept, target, fingerprint(export.settings), gaps)
+    gaps.sort(key=lambda gap: (math.isnan(gap.kl), gap.kl))
+    finish(merges.pop(gaps[0].name), target, fingerprint(export.settings), gaps)
     for folder in merges.values():
         shutil.rmtree(folder)
     return gaps
@@ -290,31 +279,12 @@ def _make_4bit(export: Export, check: ParityCheck) -> list[Gap]:
 
 def _print_gaps(console: Console, gaps: Sequence[Gap]) -> None:
     """Print one column per saved model."""
-    kept = _closest_merge(gaps)
-    table = Table(
-        title=f"saved models compared with the trained one, {gaps[0].problems} training problems, "
-        f"{gaps[0].tokens} tokens"
+    print_line(
+        console,
+        f"saved models compared with the trained one, {gaps[0].problems} training problems, "
+        f"{gaps[0].tokens} tokens",
     )
-    (first, *names), *rows = gap_table(gaps)
-    table.add_column(first)
-    for name in names:
-        table.add_column(name + (" (kept)" if name == kept else ""), justify="right")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
-def _add_to_results(export: Export, gaps: Sequence[Gap]) -> None:
-    """Add the comparison to the trained model's results, if it was evaluated."""
-    path = inside(export.settings.output_dir, EVALUATIONS, export.settings.label, RESULTS)
-    results = read_results(path)
-    if not results:
-        return
-    results["merge_parity"] = {
-        "kept": _closest_merge(gaps),
-        "gaps": [gap.model_dump() for gap in gaps],
-    }
-    write_results(path, results)
+    print_line(console, aligned(gap_table(gaps)))
 
 
 @one_line_errors

@@ -20,6 +20,7 @@ from sologrpo.files import (
     ADAPTER_WEIGHTS,
     REWARD_CURVE,
     inside,
+    make_folder,
     write_atomically,
 )
 from sologrpo.manifest import damage, sha256, write_manifest
@@ -84,11 +85,7 @@ def finished_gaps(folder: Path, made_from: dict[str, Any]) -> list[Gap] | None:
 
 
 def unfinished_folder(target: Path, kind: str) -> Path:
-    """Create an empty folder next to the target, on the same disk.
-
-    Raises:
-        InputError: if nothing can be written there.
-    """
+    """Create an empty folder next to the target, on the same disk."""
     target = target.resolve()  # "." has no name
     return _empty_folder(target.with_name(f".{target.name}.{kind}.unfinished"))
 
@@ -132,10 +129,4 @@ def copy_adapter(adapter: Path, target: Path, base_on_hub: str | None) -> Path:
 
 def _empty_folder(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise InputError(
-            f"cannot write to {folder.parent}: {error.strerror}: give another folder"
-        ) from error
-    return folder
+    return make_folder(folder)

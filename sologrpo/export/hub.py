@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import HfApi, errors, get_token
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from sologrpo.errors import InputError, first_line
+from sologrpo.hub import is_hub_name
 
 # The base of the failures of whichever HTTP package the client is built on.
 HTTPError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
@@ -37,13 +37,11 @@ def check_repository_name(name: str) -> None:
     Raises:
         InputError: if the Hub would not accept the name.
     """
-    try:
-        validate_repo_id(name)
-    except errors.HFValidationError as error:
+    if not is_hub_name(name):
         raise InputError(
             f"{name!r} is not a repository name: write NAME or USER/NAME, with letters, "
             "digits, '-', '_' and '.' only"
-        ) from error
+        )
 
 
 def open_repository(name: str, private: bool = False) -> str:
@@ -130,15 +128,13 @@ def _explain(error: Exception, repository: str) -> str:
     if not isinstance(error, HTTPError) and isinstance(error.__cause__, HTTPError):
         cause = error.__cause__
     if isinstance(cause, errors.HfHubHTTPError):
-        return _explain_status(cause, cause.response.status_code, repository)
+        status = cause.response.status_code
+        if status == 401:
+            return f"the Hub does not accept the token (401): {_NEW_TOKEN}"
+        if status == 403:
+            other = f"give another name, or {_NEW_TOKEN}"
+            return f"the token may not write to {repository} (403): {other}"
+        return f"the Hub answers {status} for {repository}: {first_line(cause)}"
     if isinstance(cause, HTTPError | ConnectionError | TimeoutError):
         return f"the connection to {HfApi().endpoint} broke off ({type(cause).__name__})"
     return f"the upload to {repository} failed: {' '.join(str(cause).split())[:200]}"
-
-
-def _explain_status(error: Exception, status: int, repository: str) -> str:
-    if status == 401:
-        return f"the Hub does not accept the token (401): {_NEW_TOKEN}"
-    if status == 403:
-        return f"the token may not write to {repository} (403): give another name, or {_NEW_TOKEN}"
-    return f"the Hub answers {status} for {repository}: {first_line(error)}"

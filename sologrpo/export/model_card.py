@@ -4,30 +4,26 @@ Everything comes from the run directory, and every setting is taken by name, so 
 machine and no token can get into a card.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from pydantic import AllowInfNan
 
 from rewards import name_of_spec
 from sologrpo.config.evaluation import run_settings
-from sologrpo.config.parsing import RunEnvironment
-from sologrpo.errors import InputError
+from sologrpo.environment import RunEnvironment, read_environment
 from sologrpo.export.parity import Gap, gap_table
 from sologrpo.files import (
-    ENVIRONMENT,
     EVALUATIONS,
-    METRICS,
     RESULTS,
     REWARD_CURVE,
     RUN_CONFIG,
     inside,
     write_atomically,
 )
-from sologrpo.schema import Schema, read_json, read_json_lines
+from sologrpo.hub import is_hub_name
+from sologrpo.schema import Schema, read_json
 from sologrpo.scoring.records import read_results
 from sologrpo.scoring.table import paired_line
 
@@ -60,22 +56,18 @@ class _Source(Schema):
     model: str
 
 
-class _Step(Schema):
-    step: int
-    reward: Annotated[float, AllowInfNan(True)] | None = None
-
-
-class Described(NamedTuple):
-    """Hold the facts of a run for its card; a missing file is left out."""
+class RunFacts(NamedTuple):
+    """Hold what a card says about its run; what a missing file would say is empty."""
 
     environment: RunEnvironment | None
     config: dict[str, Any]
     evaluations: Evaluations
-    steps: list[_Step]
 
 
 def public_name(name: str, on_hub: str | None = None) -> str:
     """Return the name that others can find a model or data set by: no path of this machine.
+
+    `OWNER/NAME` is a name on the Hub.
 
     Args:
         name: Hub name, or path of a folder or file.
@@ -91,16 +83,7 @@ def public_name(name: str, on_hub: str | None = None) -> str:
     path = Path(name)
     if (path / SOURCE).is_file():
         return read_json(path / SOURCE, _Source).model
-    return path.resolve().name if path.exists() or not is_hub_name(name) else name
-
-
-def is_hub_name(name: str) -> bool:
-    """Check that a name has the form `OWNER/NAME`.
-
-    >>> is_hub_name("openai/gsm8k"), is_hub_name("../gsm8k")
-    (True, False)
-    """
-    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None
+    return name if is_hub_name(name) and not path.exists() else path.resolve().name
 
 
 def write_card(
@@ -123,7 +106,7 @@ def write_card(
         base_on_hub: its Hub name, where `base_model` is a path.
         gaps: distances of the saved models from the trained one.
     """
-    environment, config, evaluations, steps = read_run(run)
+    environment, config, evaluations = read_run(run)
     has_picture = run is not None and (run / REWARD_CURVE).is_file()
     if run is not None and has_picture:
         picture = inside(run, REWARD_CURVE).read_bytes()
@@ -136,46 +119,44 @@ def write_card(
         name=name,
         title=name.rpartition("/")[2],
         base=base,
-        base_is_on_hub=is_hub_name(base),
+        base_is_on_hub="/" in base,
         data=public_name(str(config["dataset_name"])) if "dataset_name" in config else None,
         config=config,
         vllm_rank=_vllm_rank(config),
-        scores=_score_table(evaluations),
-        comparisons=[paired_line(*item) for item in evaluations if "both_right" in item[1]],
+        evaluations=evaluations,
+        rates=RATES,
+        comparisons=[paired_line(*item) for item in evaluations if "baseline" in item[1]],
         gaps=gaps,
-        gap_rows=gap_table(gaps),
-        training=_training(steps),
+        gap_rows=gap_table(gaps) if gaps else [],
         has_picture=has_picture,
-        rewards=_reward_table(config),
-        recipe=_recipe_table(config),
+        rewards=[name_of_spec(spec) for spec in config.get("rewards") or []],
+        weights=config.get("reward_weights") or [],
+        recipe=RECIPE,
         environment=environment,
     )
     write_atomically(folder / "README.md", str(card))
 
 
-def read_run(run: Path | None) -> Described:
+def read_run(run: Path | None) -> RunFacts:
     """Read the facts of a run for its card.
 
     Raises:
         InputError: if a file is damaged.
     """
     if run is None:
-        return Described(None, {}, [], [])
-    environment, config, steps = None, {}, []
+        return RunFacts(None, {}, [])
+    config = {}
     if (run / RUN_CONFIG).exists():
         names = (*RECIPE, "rewards", "reward_weights", "dataset_name", "dataset_train_split")
         config = run_settings(run, names)
-    if (run / ENVIRONMENT).exists():
-        environment = read_json(run / ENVIRONMENT, RunEnvironment)
+    if environment := read_environment(run):
         config["dtype"] = environment.dtype  # what `auto` was on the machine of the run
-    if (run / METRICS).exists():
-        steps = [row for row in read_json_lines(run / METRICS, _Step) if row.reward is not None]
     results = run.glob(f"{EVALUATIONS}/*/{RESULTS}")
     evaluations = [(path.parent.name, read_results(path)) for path in results]
     baselines_first = sorted(
         evaluations, key=lambda found: (bool(found[1].get("adapter")), found[0])
     )
-    return Described(environment, config, baselines_first, steps)
+    return RunFacts(environment, config, baselines_first)
 
 
 def _metadata(
@@ -183,15 +164,15 @@ def _metadata(
 ) -> ModelCardData:
     data = public_name(str(config.get("dataset_name", "")))
     results = [
-        result
+        _eval_result(label, scores)
         for label, scores in evaluations
-        if scores.get("adapter") and (result := _eval_result(label, scores)) is not None
+        if scores.get("adapter") and scores.get("dataset")
     ]
     return ModelCardData(
-        base_model=base if is_hub_name(base) else None,
-        base_model_relation=None if not is_hub_name(base)
+        base_model=base if "/" in base else None,
+        base_model_relation=None if "/" not in base
         else "adapter" if kind == "adapter" else "finetune",
-        datasets=[data] if is_hub_name(data) else None,
+        datasets=[data] if "/" in data else None,
         library_name="peft" if kind == "adapter" else "transformers",
         pipeline_tag="text-generation",
         tags=["grpo", "trl", "sologrpo", *(["lora"] if kind == "adapter" else [])],
@@ -201,10 +182,8 @@ def _metadata(
     )  # fmt: skip
 
 
-def _eval_result(label: str, scores: Record) -> EvalResult | None:
-    data = public_name(str(scores.get("dataset", "")))
-    if "accuracy" not in scores or not data:
-        return None
+def _eval_result(label: str, scores: Record) -> EvalResult:
+    data = public_name(str(scores["dataset"]))
     return EvalResult(
         task_type="text-generation",
         task_name="word problems",
@@ -224,45 +203,3 @@ def _vllm_rank(config: Record) -> int | None:
     if rank is None or config.get("use_dora"):
         return None
     return next((limit for limit in VLLM_RANKS if limit >= rank), None)
-
-
-def _score_table(evaluations: Evaluations) -> list[list[str]]:
-    """Return one row per score and one column per evaluation, under a header row."""
-    if not evaluations:
-        return []
-    results = [result for _, result in evaluations]
-    return [
-        ["greedy", *(label for label, _ in evaluations)],
-        ["precision", *(str(result.get("precision")) for result in results)],
-        ["problems", *(str(result.get("n")) for result in results)],
-        *([title, *(_rate(result, key) for result in results)] for key, title in RATES),
-    ]
-
-
-def _rate(result: Record, key: str) -> str:
-    if key not in result:
-        return ""
-    interval = result.get(f"{key}_ci95") if key == "accuracy" else None
-    limits = f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})" if interval else ""
-    return f"{100 * result[key]:.1f} %{limits}"
-
-
-def _reward_table(config: Record) -> list[list[Any]]:
-    specs = config.get("rewards") or []
-    weights = config.get("reward_weights") or [1.0] * len(specs)
-    if not isinstance(specs, list) or len(specs) != len(weights):
-        raise InputError(f"{RUN_CONFIG} of the run: rewards and reward_weights do not match")
-    rows = [[name_of_spec(spec), weight] for spec, weight in zip(specs, weights, strict=True)]
-    return [["reward", "weight"], *rows] if rows else []
-
-
-def _recipe_table(config: Record) -> list[list[Any]]:
-    rows = [[key, config[key]] for key in RECIPE if config.get(key) is not None]
-    return [["setting", "value"], *rows] if rows else []
-
-
-def _training(steps: Sequence[_Step]) -> Record:
-    """Return the number of steps, and the mean reward of the first and the last of them."""
-    if not steps:
-        return {}
-    return {"steps": steps[-1].step, "first": steps[0].reward, "last": steps[-1].reward}

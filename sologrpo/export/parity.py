@@ -8,7 +8,6 @@ at a time.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,6 +33,8 @@ from sologrpo.errors import InputError
 from sologrpo.model.loading import end_token_ids, load_base_model, load_tokenizer, pick_dtype
 from sologrpo.model.memory import release_unused
 from sologrpo.model.merging import load_adapter
+from sologrpo.sampling.generation import completion_of, greedy_config
+from sologrpo.sampling.stopping import StopStrings
 from sologrpo.schema import Schema
 from sologrpo.scoring.statistics import Interval, compare_paired
 
@@ -58,12 +59,10 @@ class Gap(Schema):
         kl: KL(trained || saved), mean over tokens, in nats. Tokens beyond the `TOP_K` likeliest
             count as one, so it is never above the exact value.
         training_kl: KL(trained || before training), the same way: what training changed.
-        mean_logprob_gap: mean of |log p(saved) - log p(trained)| over the answers' tokens, in nats.
-        max_logprob_gap: the largest of them.
         top1_agreement: share of tokens for which both models find the same token likeliest.
         greedy_agreement: share of problems that both models answer with the same tokens.
-        accuracy_trained, accuracy: share of correct answers.
-        delta: `accuracy - accuracy_trained`, with its paired 95 % interval `delta_ci95`.
+        accuracy: share of correct answers of the saved model.
+        delta: `accuracy` minus that of the trained one, with its paired 95 % interval `delta_ci95`.
     """
 
     model_config = ConfigDict(allow_inf_nan=True)  # weights that overflowed give NaN
@@ -73,11 +72,8 @@ class Gap(Schema):
     tokens: int
     kl: float
     training_kl: float
-    mean_logprob_gap: float
-    max_logprob_gap: float
     top1_agreement: float
     greedy_agreement: float
-    accuracy_trained: float
     accuracy: float
     delta: float
     delta_ci95: Interval = Field(strict=False)  # JSON has lists alone
@@ -103,8 +99,6 @@ def parity_failure(gap: Gap, max_kl: float = MAX_KL) -> str | None:
 _ROWS: tuple[tuple[str, Callable[[Gap], str]], ...] = (
     ("KL from the trained model, nats per token", lambda gap: f"{gap.kl:.2g}"),
     ("  what training changed, same measure", lambda gap: f"{gap.training_kl:.2g}"),
-    ("log-prob gap, mean", lambda gap: f"{gap.mean_logprob_gap:.2g}"),
-    ("log-prob gap, largest", lambda gap: f"{gap.max_logprob_gap:.2g}"),
     ("same likeliest token", lambda gap: f"{gap.top1_agreement:.1%}"),
     ("same greedy answer", lambda gap: f"{gap.greedy_agreement:.1%}"),
     ("accuracy", lambda gap: f"{gap.accuracy:.1%}"),
@@ -116,14 +110,19 @@ _ROWS: tuple[tuple[str, Callable[[Gap], str]], ...] = (
 
 
 def gap_table(gaps: Sequence[Gap]) -> list[list[str]]:
-    """Lay out gaps as a table: a header row, then one row per measure, one column per model."""
-    header = ["saved as", *(gap.name for gap in gaps)]
+    """Lay out gaps as a table: a header row, then one row per measure, one column per model.
+
+    Args:
+        gaps: of the merge that was kept, and then of all others.
+    """
+    kept, *others = gaps
+    header = ["saved as", f"{kept.name} (kept)", *(gap.name for gap in others)]
     return [header, *([title, *(cell(gap) for gap in gaps)] for title, cell in _ROWS)]
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """A greedy answer of the trained model, with its log-probabilities at each of the T tokens.
+    """A greedy answer of the trained model, with its likeliest tokens at each of the T positions.
 
     `training_kl_T` is the KL from the trained model to the one before training.
     """
@@ -131,14 +130,13 @@ class _Answer:
     prompt: list[int]
     tokens: list[int]
     is_correct: bool
-    token_T: torch.Tensor
     top_TK: torch.Tensor
     top_ids_TK: torch.Tensor
     training_kl_T: torch.Tensor
 
 
 class ParityCheck:
-    """Compare saved models with the trained one on the same problems.
+    """Load the trained model and keep its answers to some problems; compare saved models with it.
 
     Args:
         settings: names the trained model: base, precision and adapter.
@@ -153,7 +151,9 @@ class ParityCheck:
     def __init__(self, settings: EvaluationSettings, problems: Dataset) -> None:
         self._settings = settings
         self._problems = problems
-        self._stops = stop_strings(problems)
+        release_unused()
+        self._answers = self._answer_and_score()
+        release_unused()
 
     def measure(self, name: str, folder: Path) -> Gap:
         """Measure the gap between a saved model and the trained one.
@@ -163,19 +163,11 @@ class ParityCheck:
             folder: that it was saved in.
 
         Raises:
-            InputError: if one of the models cannot be loaded, or they do not read the same prompts.
+            InputError: if the model cannot be loaded, or does not read the same prompts.
         """
-        answers = self._trained_answers  # before the saved model is loaded
-        gap = self._compare(name, folder, answers)
+        gap = self._compare(name, folder)
         release_unused()
         return gap
-
-    @cached_property
-    def _trained_answers(self) -> list[_Answer]:
-        release_unused()
-        answers = self._answer_and_score()
-        release_unused()
-        return answers
 
     def _answer_and_score(self) -> list[_Answer]:
         """Load the trained model, let it answer, and score its answers."""
@@ -184,84 +176,72 @@ class ParityCheck:
         name = str(settings.model.model_name_or_path)
         tokenizer = load_tokenizer(name, settings.trust_remote_code)
         base = load_base_model(settings.model, settings.trust_remote_code)
-        # The saved model's own generation config must agree with this: no penalty, every end token.
-        config = {
-            "eos_token_id": sorted(end_token_ids(base, tokenizer)),
-            "pad_token_id": tokenizer.pad_token_id,
-            "repetition_penalty": 1.0,
-        }
         model = load_adapter(base, settings.adapter).eval()
         prompts = prompt_token_ids(self._problems["prompt"], tokenizer)
-        completions = self._complete(model, tokenizer, prompts, config)
-        verdicts = self._judge(tokenizer, completions)
-        triples = zip(prompts, completions, verdicts, strict=True)
-        return [_score(model, *triple) for triple in triples]
+        # The saved model's own generation config must agree with this: no penalty, every end token.
+        config = greedy_config(base, tokenizer, settings.max_completion_length)
+        answers = self._answer(model, tokenizer, prompts, generation_config=config)
+        return [
+            _score(model, prompt, *answer) for prompt, answer in zip(prompts, answers, strict=True)
+        ]
 
-    def _compare(self, name: str, folder: Path, answers: Sequence[_Answer]) -> Gap:
+    def _compare(self, name: str, folder: Path) -> Gap:
         """Load a saved model as its users will, and compare it on the trained model's answers."""
-        trust = self._settings.trust_remote_code
+        settings, trained = self._settings, self._answers
+        trust = settings.trust_remote_code
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
         prompts = prompt_token_ids(self._problems["prompt"], tokenizer)
-        if prompts != [answer.prompt for answer in answers]:
+        if prompts != [answer.prompt for answer in trained]:
             raise InputError(
                 f"{folder}: its tokenizer or chat template is not the trained model's: export again"
             )
-        model = _load_saved(folder, pick_dtype(self._settings.model.dtype), trust)
-        distances = [_distances(model, answer) for answer in answers]
-        kl_T, logprob_gap_T, same_top_T = torch.cat(distances, dim=1)
-        completions = self._complete(model, tokenizer, prompts, {})
-        pairs = zip(completions, answers, strict=True)
-        verdicts = self._judge(tokenizer, completions)
-        paired = compare_paired([answer.is_correct for answer in answers], verdicts)
+        model = _load_saved(folder, pick_dtype(settings.model.dtype), trust)
+        kl_T, same_top_T = torch.cat([_distances(model, answer) for answer in trained], dim=1)
+        limit = settings.max_completion_length
+        answers = self._answer(model, tokenizer, prompts, max_new_tokens=limit, do_sample=False)
+        pairs = zip(answers, trained, strict=True)
+        paired = compare_paired([a.is_correct for a in trained], [right for _, right in answers])
         return Gap(
             name=name,
             problems=len(prompts),
             tokens=len(kl_T),
             kl=kl_T.mean().item(),
-            training_kl=torch.cat([answer.training_kl_T for answer in answers]).mean().item(),
-            mean_logprob_gap=logprob_gap_T.mean().item(),
-            max_logprob_gap=logprob_gap_T.max().item(),
+            training_kl=torch.cat([answer.training_kl_T for answer in trained]).mean().item(),
             top1_agreement=same_top_T.mean().item(),
-            greedy_agreement=fmean(tokens == answer.tokens for tokens, answer in pairs),
-            accuracy_trained=paired.baseline_accuracy,
+            greedy_agreement=fmean(tokens == answer.tokens for (tokens, _), answer in pairs),
             accuracy=paired.accuracy,
             delta=paired.delta,
             delta_ci95=paired.delta_ci95,
         )
 
     @torch.no_grad()
-    def _complete(
+    def _answer(
         self,
         model: PreTrainedModel | PeftModel,
         tokenizer: PreTrainedTokenizerBase,
         prompts: Sequence[list[int]],
-        config: dict[str, Any],
-    ) -> list[list[int]]:
-        """Generate greedy answers with plain `generate`; token ids up to the end-of-text token."""
-        stopping = {"stop_strings": self._stops, "tokenizer": tokenizer} if self._stops else {}
-        limit = self._settings.max_completion_length
-        answers = []
+        **options: Any,
+    ) -> list[tuple[list[int], bool]]:
+        """Answer the problems with plain `generate`; return the tokens, and if they are right."""
+        stops = StopStrings(tokenizer, stop_strings(self._problems))
+        rows: list[list[int]] = []
         for start in range(0, len(prompts), BATCH):
             batch = tokenizer.pad(
                 {"input_ids": prompts[start : start + BATCH]},
                 padding_side="left",
                 return_tensors="pt",
             ).to(model.device)
-            output = model.generate(
-                **batch, max_new_tokens=limit, do_sample=False, **config, **stopping
-            )
-            completions = output[:, batch["input_ids"].size(1) :].tolist()
-            answers += [_without_padding(row, model, tokenizer) for row in completions]
+            prompt_T = batch["input_ids"].size(1)
+            criteria = stops.criteria(prompt_T)
+            output = model.generate(**batch, stopping_criteria=criteria, **options)
+            rows += output[:, prompt_T:].tolist()
+        ends = end_token_ids(model, tokenizer)
+        answers = []
+        for row, problem in zip(rows, self._problems, strict=True):
+            found = completion_of(row, tokenizer, ends, stops)
+            right = is_correct(found.text, problem["answer"], problem["prompt_format"])
+            answers.append((row[: found.token_count], right))
         return answers
-
-    def _judge(
-        self, tokenizer: PreTrainedTokenizerBase, completions: list[list[int]]
-    ) -> list[bool]:
-        texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
-        return [
-            is_correct(text, row["answer"], row["prompt_format"])
-            for text, row in zip(texts, self._problems, strict=True)
-        ]
 
 
 def _load_saved(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
@@ -286,7 +266,6 @@ def _score(model: PeftModel, prompt: list[int], tokens: list[int], is_correct: b
         prompt=prompt,
         tokens=tokens,
         is_correct=is_correct,
-        token_T=_of_tokens(log_probs_TV, tokens).cpu(),
         top_TK=top.values.cpu(),
         top_ids_TK=top.indices.int().cpu(),
         training_kl_T=coarse_kl(top.values, before_TV.gather(1, top.indices)).double().cpu(),
@@ -294,13 +273,12 @@ def _score(model: PeftModel, prompt: list[int], tokens: list[int], is_correct: b
 
 
 def _distances(model: PreTrainedModel, answer: _Answer) -> torch.Tensor:
-    """Measure KL, log-prob gap and top-1 agreement at each token of an answer, 3 x T."""
+    """Measure KL and top-1 agreement at each token of an answer, 2 x T."""
     log_probs_TV = _log_probs(model, answer.prompt, answer.tokens)
     ids_TK = answer.top_ids_TK.long().to(log_probs_TV.device)
     kl_T = coarse_kl(answer.top_TK.to(log_probs_TV), log_probs_TV.gather(1, ids_TK))
-    gap_T = (_of_tokens(log_probs_TV, answer.tokens) - answer.token_T.to(log_probs_TV)).abs()
     same_top_T = log_probs_TV.argmax(-1) == ids_TK[:, 0]
-    return torch.stack([kl_T, gap_T, same_top_T.to(kl_T)]).double().cpu()
+    return torch.stack([kl_T, same_top_T.to(kl_T)]).double().cpu()
 
 
 def coarse_kl(p_TK: torch.Tensor, q_TK: torch.Tensor) -> torch.Tensor:
@@ -335,18 +313,3 @@ def _log_probs(
     logits_BTV = model(input_ids=ids, logits_to_keep=len(answer) + 1, use_cache=False).logits
     log_probs: torch.Tensor = logits_BTV[0, :-1].float().log_softmax(-1)
     return log_probs
-
-
-def _of_tokens(log_probs_TV: torch.Tensor, answer: list[int]) -> torch.Tensor:
-    ids = torch.tensor(answer, device=log_probs_TV.device)
-    return log_probs_TV.gather(1, ids[:, None]).squeeze(1)
-
-
-def _without_padding(
-    ids: list[int], model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase
-) -> list[int]:
-    ends = end_token_ids(model, tokenizer)
-    end = next((i + 1 for i, token in enumerate(ids) if token in ends), len(ids))
-    while end > 1 and ids[end - 1] == tokenizer.pad_token_id and ids[end - 1] not in ends:
-        end -= 1  # a row that a stop string ended is filled up with padding
-    return ids[:end]

@@ -39,10 +39,14 @@ class PushToHub(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, args: TrainingArguments, console: Console) -> None:
-        self._repository = _open_run_repository(args)
+        self._repository: str | None = None
         self._console = console
         self._api = HfApi()
         self._last: Future[str] | None = None
+        if args.push_to_hub and args.process_index == 0:
+            name = args.hub_model_id or Path(args.output_dir).absolute().name
+            check_repository_name(name)
+            self._repository = open_repository(name, bool(args.hub_private_repo))
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -92,12 +96,3 @@ class PushToHub(TrainerCallback):  # type: ignore[misc]
                 self._console, f"{what} is not on the Hub: {first_line(error)}; {next_step}"
             )
         return error is not None
-
-
-def _open_run_repository(args: TrainingArguments) -> str | None:
-    """Create the repository of the run, check that it is writable, and return its full name."""
-    if not args.push_to_hub or args.process_index != 0:
-        return None
-    name = args.hub_model_id or Path(args.output_dir).absolute().name
-    check_repository_name(name)
-    return open_repository(name, bool(args.hub_private_repo))

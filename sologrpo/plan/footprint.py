@@ -40,8 +40,6 @@ class Footprint:
         merged_bytes: a copy of the weights with the adapter merged in, for sampling.
         sampled_token_bytes: keys and values per token, during sampling.
         trained_token_bytes: activations per token that all layers keep for the backward pass.
-        layer_token_bytes: the same for one layer.
-        checkpointed_token_bytes: kept per token by gradient checkpointing: each layer's input.
         layers: decoder layers.
         hidden_size: width of the model.
         number_bytes: bytes per number in the compute dtype.
@@ -57,8 +55,6 @@ class Footprint:
     merged_bytes: int
     sampled_token_bytes: int
     trained_token_bytes: int
-    layer_token_bytes: int
-    checkpointed_token_bytes: int
     layers: int
     hidden_size: int
     number_bytes: int
@@ -80,9 +76,6 @@ def footprint(policy: PeftModel, model_args: ModelConfig) -> Footprint:
     quantised = _quantised(policy) if model_args.load_in_4bit else 0
     nested = bool(model_args.use_bnb_nested_quant)
     weights = quantised * _nf4_bytes(nested) + (total - quantised) * dtype.itemsize
-    activations = _activation_bytes(policy)
-    # The rest, the embedding's output and the last norm, is small and counted with the layers.
-    layer = activations // (PROBE_TOKENS * config.num_hidden_layers)
     return Footprint(
         total=total,
         trainable=trainable,
@@ -91,9 +84,7 @@ def footprint(policy: PeftModel, model_args: ModelConfig) -> Footprint:
         checkpoint_bytes=trainable * FP32 * (1 + ADAM_MOMENTS) + TOKENIZER_BYTES,
         merged_bytes=merged_bytes(policy),
         sampled_token_bytes=bytes_of_row(policy, 1) - bytes_of_row(policy, 0),
-        trained_token_bytes=activations // PROBE_TOKENS,
-        layer_token_bytes=layer,
-        checkpointed_token_bytes=config.num_hidden_layers * config.hidden_size * dtype.itemsize,
+        trained_token_bytes=_activation_bytes(policy) // PROBE_TOKENS,
         layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         number_bytes=dtype.itemsize,

@@ -91,11 +91,15 @@ def plan_memory(
     prompt_T, completion_T = max(prompt_lengths), args.max_completion_length
     sampled = args.per_device_train_batch_size * args.steps_per_generation
     rows, N, L = _largest_pass(size, args, prompt_T, completion_T)
+    # The rest, the embedding's output and the last norm, is small and counted with the layers.
+    layer = size.trained_token_bytes // size.layers
     if args.gradient_checkpointing:
-        # The backward pass computes a layer again, and holds its gradients and its activations.
-        kept, passing, masks = size.checkpointed_token_bytes, 2 * size.layer_token_bytes, 0
+        # Only the input of each layer is kept. The backward pass computes a layer again, and holds
+        # its gradients and its activations.
+        inputs = size.layers * size.hidden_size * size.number_bytes
+        kept, passing, masks = inputs, 2 * layer, 0
     else:
-        kept, passing, masks = size.trained_token_bytes, size.layer_token_bytes, size.layers
+        kept, passing, masks = size.trained_token_bytes, layer, size.layers
     # Attention converts the mask to the compute dtype in every layer.
     mask = N * L**2 * size.number_bytes
     scored = min(rows * completion_T, TOKEN_CHUNK_SIZE)  # the LM head sees completions only

@@ -12,7 +12,6 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
 
-from rewards import Reward, parse_gold, reward_name
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import COMMAND_LINE, PROJECT, origins
 from sologrpo.config.schedule import (
@@ -29,10 +28,7 @@ from sologrpo.model.loading import dtype_name, pick_dtype
 from sologrpo.model.memory import free_bytes
 from sologrpo.plan.footprint import Footprint, disk_bytes, footprint, free_disk_bytes
 from sologrpo.plan.memory_plan import CPU_PROCESS, MemoryPlan, memory_fix, plan_memory
-from sologrpo.plan.reward_check import aligned
-from sologrpo.plan.trials import Bench, Trial, render, solution_of
 from sologrpo.plan.warnings import suspicious_settings
-from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.training.run_directory import resolved_config
 
 
@@ -44,22 +40,19 @@ def print_plan(
     train_dataset: Dataset,
     tokenizer: PreTrainedTokenizerBase,
     policy: PeftModel,
-    rewards: Sequence[Reward] = (),
 ) -> None:
     """Print the plan of a run, with the batch arithmetic spelled out, and its likely problems.
 
-    A dry run also prints the origin of each setting, one rendered prompt, and the scores of a
-    made-up right and wrong answer to it.
+    A dry run also prints the origin of each setting, and one rendered prompt.
 
     Args:
         console: to print on.
-        run: data, prompt and rewards.
+        run: data and rewards.
         args: of the trainer.
         model: to train.
         train_dataset: rows with their `prompt`.
         tokenizer: of the model.
         policy: without weights, of `try_settings`.
-        rewards: as loaded; scored in a dry run.
 
     Raises:
         InputError: if the data does not fill one generation batch, or a prompt is longer than the
@@ -68,36 +61,24 @@ def print_plan(
     check_fills_a_batch(args, len(train_dataset))
     steps = optimizer_steps(args, len(train_dataset))
     lengths = prompt_lengths(train_dataset, tokenizer)
-    needs = compute_needs(args, footprint(policy, model), lengths, steps)
-    for name, text in plan_lines(run, args, model, lengths, needs):
+    needs = _compute_needs(args, footprint(policy, model), lengths, steps)
+    for name, text in _plan_lines(run, args, model, lengths, needs):
         print_line(console, f"{name:<8} {text}")
-    for text in (*shortages(needs, args, model), *suspicious_settings(run, args, steps, tokenizer)):
+    for text in (
+        *_shortages(needs, args, model),
+        *suspicious_settings(run, args, steps, tokenizer),
+    ):
         print_warning(console, text)
     if run.dry_run:
         print_line(console, "\nsettings, and where they come from:")
-        for line in setting_lines(run, args, model):
-            print_line(console, line)
+        print_line(console, _setting_lines(run, args, model))
         print_line(console, "\nfirst prompt, as the model sees it:")
         print_line(console, render_prompt(train_dataset[0]["prompt"], tokenizer))
-        print_line(console, "\nscores of made-up answers to it:")
-        for line in score_lines(run, args, train_dataset.select([0]), tokenizer, rewards):
-            print_line(console, line)
 
 
 @dataclass(frozen=True)
-class Needs:
-    """Memory and disk that a run needs, and what is free.
-
-    Attributes:
-        steps: optimizer steps.
-        longest_prompt: in tokens.
-        size: of the policy.
-        memory: of a step, by component.
-        free_memory: bytes on the device.
-        on_gpu: whether the device is a GPU.
-        disk: bytes that the run writes.
-        free_disk: bytes under its output directory.
-    """
+class _Needs:
+    """Memory and disk that a run needs, and what is free on the device and for its output."""
 
     steps: int
     longest_prompt: int
@@ -119,20 +100,10 @@ class Needs:
         return self.free_memory if self.on_gpu else int(self.free_memory / CPU_PROCESS)
 
 
-def compute_needs(
+def _compute_needs(
     args: SoloGRPOConfig, size: Footprint, lengths: Sequence[int], steps: int
-) -> Needs:
-    """Compute the needs of a run from the model's config.
-
-    Args:
-        args: of the trainer.
-        size: of the policy.
-        lengths: tokens of each prompt.
-        steps: optimizer steps of the run.
-
-    Raises:
-        InputError: if a prompt is longer than the model's context.
-    """
+) -> _Needs:
+    """Compute the needs of a run; refuse a prompt that is longer than the model's context."""
     longest = max(lengths)
     if size.context is not None and longest >= size.context:
         raise InputError(
@@ -141,7 +112,7 @@ def compute_needs(
         )
     device = torch.device(one_device())
     on_gpu = device.type == "cuda"
-    return Needs(
+    return _Needs(
         steps=steps,
         longest_prompt=longest,
         size=size,
@@ -153,25 +124,19 @@ def compute_needs(
     )
 
 
-def plan_lines(
+def _plan_lines(
     run: RunArguments,
     args: SoloGRPOConfig,
     model: ModelConfig,
     lengths: Sequence[int],
-    needs: Needs,
+    needs: _Needs,
 ) -> list[tuple[str, str]]:
-    """Describe a run in (label, text) pairs.
-
-    Args:
-        run: data and rewards.
-        args: of the trainer.
-        model: to train.
-        lengths: tokens of each prompt.
-        needs: of the run.
-    """
+    """Describe a run in (label, text) pairs."""
     size, memory = needs.size, needs.memory
     quantised = "4-bit NF4" if model.load_in_4bit else "not quantised"
     peak = memory.peak(needs.free_memory)
+    completions = math.ceil(needs.steps / args.num_iterations) * completions_of_a_step(args)
+    tokens = completions * args.max_completion_length
     return [
         ("device", f"{describe_device()}, {dtype_name(pick_dtype(model.dtype))}"),
         ("model", f"{model.model_name_or_path}, {size.total / 1e6:,.0f}M parameters, {quantised}, "
@@ -186,27 +151,14 @@ def plan_lines(
                    f"weights and adapter {gibibytes(memory.held)}, "
                    f"sampling {gibibytes(memory.merged + memory.cache)}, "
                    f"training {gibibytes(memory.training)}"),
-        ("run", f"{needs.steps} optimizer steps, {describe_tokens(args, needs.steps)}, "
-                f"{args.output_dir}"),
+        ("run", f"{needs.steps} optimizer steps, {completions:,} completions, "
+                f"at most {tokens:,} tokens, {args.output_dir}"),
         ("disk", f"{gibibytes(needs.disk)} of {gibibytes(needs.free_disk)} free"),
     ]  # fmt: skip
 
 
-def describe_tokens(args: SoloGRPOConfig, steps: int) -> str:
-    """Count the completions of a run, and their tokens if each has the greatest length."""
-    completions = math.ceil(steps / args.num_iterations) * completions_of_a_step(args)
-    tokens = completions * args.max_completion_length
-    return f"{completions:,} completions, at most {tokens:,} tokens"
-
-
-def shortages(needs: Needs, args: SoloGRPOConfig, model: ModelConfig) -> Iterator[str]:
-    """Warn where disk, memory or context are too small for a run, each with a fix.
-
-    Args:
-        needs: of the run.
-        args: of the trainer.
-        model: to train.
-    """
+def _shortages(needs: _Needs, args: SoloGRPOConfig, model: ModelConfig) -> Iterator[str]:
+    """Warn where disk, memory or context are too small for a run, each with a fix."""
     if needs.disk > needs.free_disk:
         yield (
             f"the run writes {gibibytes(needs.disk)}; the disk has {gibibytes(needs.free_disk)} "
@@ -227,7 +179,7 @@ def shortages(needs: Needs, args: SoloGRPOConfig, model: ModelConfig) -> Iterato
         )
 
 
-def setting_lines(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> list[str]:
+def _setting_lines(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> str:
     """List the settings that are not TRL's defaults: key, value, origin."""
     values = resolved_config(run, args, model)  # with tokens masked
     found = [item for item in origins().items() if item[0] in values]
@@ -236,7 +188,8 @@ def setting_lines(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -
         f"{key:<{width}}  {_short(str(values[key]), 40):<40}  {origin}"
         for key, origin in sorted(found, key=_by_precedence)
     ]
-    return [*lines, "all else is TRL's default; config.yaml in the run directory lists it"]
+    lines.append("all else is TRL's default; config.yaml in the run directory lists it")
+    return "\n".join(lines)
 
 
 def _by_precedence(setting: tuple[str, str]) -> tuple[bool, bool, str]:
@@ -246,49 +199,3 @@ def _by_precedence(setting: tuple[str, str]) -> tuple[bool, bool, str]:
 
 def _short(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 3]}..."
-
-
-def score_lines(
-    run: RunArguments,
-    args: SoloGRPOConfig,
-    rows: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    rewards: Sequence[Reward],
-) -> list[str]:
-    """Tabulate the scores of a right and a wrong completion of the first row, and their sums.
-
-    Args:
-        run: names the prompt format.
-        args: of the trainer.
-        rows: one row.
-        tokenizer: of the model.
-        rewards: as loaded.
-
-    Raises:
-        RewardError: if a reward raises, or returns something that cannot be trained on.
-    """
-    answer, prompt_format = rows[0]["answer"], PROMPT_FORMATS[run.prompt_format]
-    gold = parse_gold(answer)
-    texts = {
-        "right": render(prompt_format, solution_of(answer), gold),
-        "wrong": render(prompt_format, solution_of(answer), str(int(gold) + 1)),
-        "no answer": solution_of(answer),
-    }
-    trials = [Trial(0, case, text) for case, text in texts.items()]
-    bench = Bench(rows, len(trials), tokenizer, args.max_completion_length)
-    weights = args.reward_weights or [1.0] * len(rewards)
-    scores = [bench.scores(reward, trials) for reward in rewards]
-    sums = [
-        sum(weight * (column[i] or 0.0) for weight, column in zip(weights, scores, strict=True))
-        for i in range(len(trials))
-    ]
-    names = ["", *map(reward_name, rewards), "weighted sum"]
-    columns: list[Sequence[str | float | None]] = [list(texts), *scores, sums]
-    lines = [[name, *map(_cell, values), ""] for name, values in zip(names, columns, strict=True)]
-    return aligned(lines).splitlines()
-
-
-def _cell(value: str | float | None) -> str:
-    if value is None:
-        return "-"
-    return value if isinstance(value, str) else f"{value:.2f}"

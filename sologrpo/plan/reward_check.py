@@ -9,7 +9,6 @@ with each reward:
 It needs no model. Without the run's tokenizer, rewards that take token ids are left out.
 """
 
-import inspect
 import math
 import re
 import sys
@@ -19,27 +18,18 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from rewards import (
-    Reward,
-    RewardError,
-    answer_correctness,
-    boxed_correctness,
-    load_rewards,
-    reward_name,
-)
+from rewards import Reward, RewardError, load_rewards, reward_name
 from rewards.completions import Scores
 from rewards.errors import escaped
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.config.parsing import parse_config
-from sologrpo.console import quiet_libraries
+from sologrpo.console import aligned, quiet_libraries
 from sologrpo.data.dataset import build_prompts, load_rows
 from sologrpo.errors import one_line_errors
 from sologrpo.plan.trials import Answers, Bench, Trial
 from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.training.advantages import RIGHT
 
-# These ask only the judge, so a trick that they accept is a hole in the judge itself.
-JUDGES = (answer_correctness, boxed_correctness)
 ROUNDING = 1e-9  # sums of scores that differ by less are equal
 SHOWN_CHARACTERS = 100  # of a completion that got more than it should
 
@@ -52,26 +42,22 @@ class RewardResult:
         name: of the reward.
         weight: in the sum that is trained on.
         takes_token_ids: whether it declares the parameter `completion_ids`.
-        is_judge: whether it is one of `JUDGES`.
         scores: a score, or None, for every trial; empty if the reward could not be called.
         golds_judged: rows whose gold answer got a score other than None.
         golds_at_best: rows whose gold answer got the best score seen.
         problems: failed checks.
         remarks: notes that fail no check.
-        not_checked: why the reward was left out; empty if it was not.
         fault: the traceback of the reward, and the completion on which it failed.
     """
 
     name: str
     weight: float
     takes_token_ids: bool = False
-    is_judge: bool = False
     scores: Scores = field(default_factory=list)
     golds_judged: int = 0
     golds_at_best: int = 0
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    not_checked: str = ""
     fault: str = ""
 
     @property
@@ -87,24 +73,32 @@ class RewardResult:
 
 @dataclass
 class HostileResult:
-    """The reward of a trick, for the row where it scores highest.
+    """The reward of a trick, for the row where it pays best.
 
     Attributes:
         case: description of the trick.
         weighted_sum: sum of its weighted scores.
         right_sum: sum that the right answer to the same row earns.
-        problem: why the check fails; empty if the trick does not pay.
+        evidence: gold answer, scores and completion of that row.
     """
 
     case: str
     weighted_sum: float
     right_sum: float
-    problem: str = ""
+    evidence: str
 
     @property
-    def severity(self) -> tuple[bool, float]:
-        """Order rows of a trick: a failed one first, then the one where it pays best."""
-        return bool(self.problem), self.weighted_sum - self.right_sum
+    def margin(self) -> float:
+        """Weighted sum of the trick minus that of the right answer."""
+        return self.weighted_sum - self.right_sum
+
+    @property
+    def problem(self) -> str:
+        """Describe a trick that pays; empty if it does not."""
+        if self.margin < -ROUNDING:
+            return ""
+        sums = f"pays {self.weighted_sum:g}, the right answer {self.right_sum:g}"
+        return f"{sums}; {self.evidence}"
 
 
 @dataclass
@@ -134,7 +128,7 @@ class Report:
             scores, verdict = reward.judged, "FAIL" if reward.problems else "ok"
             low_high = [_number(min(scores)), _number(max(scores))] if scores else ["-", "-"]
             golds = f"{reward.golds_at_best:,} of {reward.golds_judged:,}" if scores else "-"
-            verdict = "not checked" if reward.not_checked else verdict
+            verdict = verdict if reward.scores or reward.problems else "not checked"
             lines.append([reward.name, f"{reward.weight:g}", *low_high, golds, verdict])
         return aligned(lines)
 
@@ -151,7 +145,6 @@ class Report:
         failed = [f"FAIL {r.name}: {problem}" for r in self.rewards for problem in r.problems]
         failed += [f"FAIL {r.case}: {r.problem}" for r in self.hostile if r.problem]
         remarks = [f"remark {r.name}: {remark}" for r in self.rewards for remark in r.remarks]
-        remarks += [f"not checked {r.name}: {r.not_checked}" for r in self.rewards if r.not_checked]
         if not self.hostile:
             remarks.append("not checked: the hostile completions, as a reward cannot be called")
         faults = [f"{r.name}:\n{r.fault}" for r in self.rewards if r.fault]
@@ -164,18 +157,6 @@ def _counted(count: int, noun: str) -> str:
 
 def _number(score: float) -> str:
     return f"{score + 0.0:g}"  # the sum of -0.0 and 0.0 has no sign
-
-
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Lay out a table; the first and the last column are left-aligned, the others right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = [
-        [line[0].ljust(widths[0])]
-        + [cell.rjust(width) for cell, width in zip(line[1:-1], widths[1:-1], strict=True)]
-        + [line[-1]]
-        for line in lines
-    ]
-    return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
 # --- the check ----------------------------------------------------------------------------------
@@ -212,14 +193,14 @@ def check_run(argv: Sequence[str]) -> Report:
     rows = build_prompts(rows, run, tokenizer)
     rewards = load_rewards(run.rewards, rows.column_names, run.reward_timeout, run.reward_workers)
     weights = args.reward_weights or [1.0] * len(rewards)
-    results = [_describe(*pair) for pair in zip(rewards, weights, strict=True)]
+    results = [_result_of(*pair) for pair in zip(rewards, weights, strict=True)]
     bench = Bench(rows, args.generation_batch_size, tokenizer, limit)
     answers = Answers(rows.to_dict()["answer"], PROMPT_FORMATS[run.prompt_format], limit)
 
     trials = answers.trials(run.system_prompt)
     for reward, result in zip(rewards, results, strict=True):
         if result.takes_token_ids and tokenizer is None:
-            result.not_checked = f"needs the tokenizer of {model}"
+            result.remarks.append(f"not checked: needs the tokenizer of {model}")
         else:
             check_reward(result, reward, trials, bench, answers)
     hostile = check_hostile(results, trials, answers.golds, _gate(args, results))
@@ -230,13 +211,8 @@ def check_run(argv: Sequence[str]) -> Report:
     return Report(title, results, hostile)
 
 
-def _describe(reward: Any, weight: float) -> RewardResult:
-    return RewardResult(
-        name=reward_name(reward),
-        weight=weight,
-        takes_token_ids=reward.takes_token_ids,
-        is_judge=inspect.unwrap(getattr(reward, "reward", reward)) in JUDGES,
-    )
+def _result_of(reward: Any, weight: float) -> RewardResult:
+    return RewardResult(reward_name(reward), weight, reward.takes_token_ids)
 
 
 def _gate(args: SoloGRPOConfig, results: Sequence[RewardResult]) -> RewardResult | None:
@@ -368,7 +344,7 @@ def check_hostile(
         One result per trick; none if a reward that counts could not be called, as the sums would
         mean nothing without it.
     """
-    if any(r.weight and not r.scores and not r.not_checked for r in results):
+    if any(r.weight and r.problems and not r.scores for r in results):
         return []
     sums = _weighted_sums(results, len(trials), gate)
     right_sums: dict[int, float] = {}
@@ -380,10 +356,9 @@ def check_hostile(
     for index, trial in enumerate(trials):
         if trial.right:
             continue
-        result = HostileResult(trial.case, sums[index], right_sums[trial.row])
-        if reason := _why_it_pays(result, index, results):
-            result.problem = f"{reason}; {_evidence(index, trial, results, golds)}"
-        if trial.case not in worst or result.severity > worst[trial.case].severity:
+        evidence = _evidence(index, trial, results, golds)
+        result = HostileResult(trial.case, sums[index], right_sums[trial.row], evidence)
+        if trial.case not in worst or result.margin > worst[trial.case].margin:
             worst[trial.case] = result
     return list(worst.values())
 
@@ -399,15 +374,6 @@ def _weighted_sums(
             if is_open[index] or result is gate:
                 sums[index] += result.weight * (score or 0.0)
     return sums
-
-
-def _why_it_pays(hostile: HostileResult, index: int, results: Sequence[RewardResult]) -> str:
-    for result in results:
-        if result.is_judge and result.scores and result.scores[index] == 1:
-            return f"{result.name} accepts it as right"
-    if hostile.weighted_sum >= hostile.right_sum - ROUNDING:
-        return f"pays {hostile.weighted_sum:g}, the right answer {hostile.right_sum:g}"
-    return ""
 
 
 def _evidence(index: int, trial: Trial, results: Sequence[RewardResult], golds: list[str]) -> str:

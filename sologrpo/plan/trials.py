@@ -79,7 +79,7 @@ class Bench:
         scores: Scores = []
         for start in range(0, len(trials), self._batch_size):
             result = reward(**self._arguments(trials[start : start + self._batch_size]))
-            scores += asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+            scores += asyncio.run(result) if inspect.iscoroutine(result) else result
         return scores
 
     def _arguments(self, batch: Sequence[Trial]) -> dict[str, Any]:
@@ -106,10 +106,6 @@ class Bench:
             ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             self._ids[text] = [*ids, self._tokenizer.eos_token_id][: self._max_tokens]
         return self._ids[text]
-
-
-async def _awaited(scores: Any) -> Any:
-    return await scores
 
 
 # --- right answers ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from rewards.format import has_asked_format, has_trailing_text, is_integer_answer
 from rewards.grading import (
@@ -20,18 +20,9 @@ from rewards.grading import (
     parse_gold,
     visible_text,
 )
-from sologrpo.errors import InputError
 from sologrpo.files import RECORDS, RESULTS, check_name, write_atomically
-from sologrpo.schema import (
-    Number,
-    Schema,
-    advising,
-    numbered_lines,
-    one_of,
-    parse,
-    parse_json,
-    read_json,
-)
+from sologrpo.schema import Number, Schema, advising, one_of, parse, read_json, read_json_lines
+from sologrpo.scoring.statistics import Comparison, Interval
 
 # Why a completion ended.
 END_TOKEN, STOP_STRING, LENGTH = "end_token", "stop_string", "length"
@@ -44,7 +35,6 @@ def _with_gold(answer: str) -> str:
 
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Interval = Annotated[tuple[Number, Number], Field(strict=False)]  # JSON has lists alone
 Gold = Annotated[str, AfterValidator(_with_gold)]
 StopReason = Annotated[str, one_of(END_TOKEN, STOP_STRING, LENGTH)]
 Format = Annotated[str, one_of(*PROMPT_FORMATS)]
@@ -115,18 +105,6 @@ class Lengths(Schema):
     p95: Number
 
 
-class Comparison(Schema):
-    """A paired comparison, as `compare` returns it."""
-
-    delta: Number
-    delta_ci95: Interval
-    mcnemar_p: Share
-    both_right: Count
-    both_wrong: Count
-    newly_right: Count
-    newly_wrong: Count
-
-
 class Sampled(Schema):
     """The scores of sampled completions."""
 
@@ -137,29 +115,27 @@ class Sampled(Schema):
 
 
 class Results(Schema):
-    """Describe what is read of `results.json` again; older files have fewer fields."""
-
-    model_config = ConfigDict(extra="allow")
+    """Describe what is read of `results.json` again."""
 
     n: Annotated[int, Field(ge=1)]
     accuracy: Share
-    accuracy_ci95: Interval | None = None
-    accuracy_lenient: Share | None = None
-    accuracy_lenient_ci95: Interval | None = None
-    format_rate: Share | None = None
-    integer_rate: Share | None = None
-    trailing_text_rate: Share | None = None
-    truncated_rate: Share | None = None
-    no_answer_rate: Share | None = None
-    by_kind: dict[str, Scores] | None = None
-    completion_tokens: dict[str, Lengths | None] | None = None
-    sampled: Sampled | None = None
-    seconds: Number = 0.0
-    tokens_per_second: Number = 0.0
-    settings: dict[str, Any] | None = None
-    prompt_format: str | None = None
-    adapter: str | None = None
-    precision: str | None = None
+    accuracy_ci95: Interval
+    accuracy_lenient: Share
+    accuracy_lenient_ci95: Interval
+    format_rate: Share
+    integer_rate: Share
+    trailing_text_rate: Share
+    truncated_rate: Share
+    no_answer_rate: Share
+    by_kind: dict[str, Scores]
+    completion_tokens: dict[str, Lengths | None]
+    sampled: Sampled | None = None  # where --num_samples asked for it
+    seconds: Number
+    tokens_per_second: Number
+    settings: dict[str, Any]
+    adapter: str | None
+    precision: str
+    # Where it was compared with one.
     baseline: Annotated[str, AfterValidator(lambda name: check_name(name, "baseline"))] = "baseline"
 
 
@@ -257,19 +233,13 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
     write_atomically(path, json.dumps(results, indent=2))
 
 
-def read_records(path: Path, prompt_format: str | None = None) -> list[Record]:
-    """Read `records.jsonl`, also an older file with fewer fields.
-
-    Args:
-        path: the file.
-        prompt_format: of records that do not name it; default: that of `results.json` next to them.
+def read_records(path: Path) -> list[Record]:
+    """Read `records.jsonl`.
 
     Raises:
         InputError: if the file or one of its lines cannot be read.
     """
-    lines = list(numbered_lines(path))
-    prompt_format = prompt_format or read_results(path.with_name(RESULTS)).get("prompt_format")
-    return [_parse(line, where, prompt_format) for where, line in lines]
+    return read_json_lines(path, Record)
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -283,25 +253,6 @@ def read_results(path: Path) -> dict[str, Any]:
     with advising("delete it, and evaluate again"):
         results = read_json(path, dict[str, Any])
         parse(Results, results, path)
-        if "both_right" in results:
+        if "baseline" in results:
             parse(Comparison, results, path)
     return results
-
-
-def _parse(line: str, where: str, prompt_format: str | None) -> Record:
-    row = parse(dict[str, Any], parse_json(line, where), where)
-    if "prompt_format" not in row and prompt_format is None:
-        raise InputError(f"{where} names no prompt_format: give --prompt_format")
-    older = {"prompt_format": prompt_format, "prompt": "", "kind": None}
-    row = older | {"question_hash": hash_text(str(row.get("question")))} | row
-    if isinstance(samples := row.get("samples"), list):
-        row["samples"] = [_newer_answer(sample) for sample in samples]
-    return parse(Record, _newer_answer(row), where)
-
-
-def _newer_answer(row: Any) -> Any:
-    """Add what older files lack."""
-    if not isinstance(row, dict):
-        return row
-    ended = LENGTH if row.get("truncated") is True else END_TOKEN
-    return {"stop_reason": ended, "integer_answer": False} | row

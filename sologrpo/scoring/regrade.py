@@ -5,13 +5,12 @@ needs no model and does not import torch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from rewards.grading import PROMPT_FORMATS
 from sologrpo.console import Terminal, print_line
 from sologrpo.errors import InputError
 from sologrpo.files import RECORDS, RESULTS
@@ -36,7 +35,6 @@ class RegradeArguments:
     """The options of `evaluate.py --regrade`."""
 
     regrade: str
-    prompt_format: str | None = field(default=None, metadata={"choices": sorted(PROMPT_FORMATS)})
     write: bool = False
     traceback: bool = False
 
@@ -50,7 +48,7 @@ class Change(NamedTuple):
 
 
 def regrade(argv: Sequence[str]) -> None:
-    """Run `evaluate.py --regrade FILE [--prompt_format NAME] [--write]`.
+    """Run `evaluate.py --regrade FILE [--write]`.
 
     Args:
         argv: the whole command line.
@@ -61,16 +59,18 @@ def regrade(argv: Sequence[str]) -> None:
     from sologrpo.command_line import Parser  # imports transformers, which scoring does without
 
     (args,) = Parser(RegradeArguments).parse(argv)
-    file = Path(args.regrade)
-    before = read_records(file, args.prompt_format)
+    file = Path(args.regrade).resolve()
+    before = read_records(file)
     after = [judge_again(record) for record in before]
     console = Terminal()
     _print_changes(console, before, after)
     if args.write:
+        shown = _judge_results_again(file.parent, after) if file.name == RECORDS else {}
         write_records(file, after)
-        _update_results(file, after)
         print_line(console, f"written  {file}")
-        _print_results(console, file.with_name(RESULTS))
+        if shown:
+            write_results(file.with_name(RESULTS), shown[file.parent.name])
+            print_table(console, shown)
 
 
 def _find_changes(before: Sequence[Record], after: Sequence[Record]) -> list[Change]:
@@ -107,34 +107,33 @@ def _print_changes(console: Console, before: Sequence[Record], after: Sequence[R
     print_line(console, f"accuracy {was / n:.1%} -> {now / n:.1%} ({was} -> {now} of {n} right)")
 
 
-def _print_results(console: Console, path: Path) -> None:
-    """Print the table of these results, and of their baseline."""
-    results = read_results(path)
-    baseline = path.parent.parent / str(results.get("baseline", "baseline")) / RESULTS
-    shown = {path.parent.name: results}
-    if "delta" in results and baseline != path and baseline.is_file():
-        shown = {baseline.parent.name: read_results(baseline)} | shown
-    if results:
-        print_table(console, shown)
+def _judge_results_again(folder: Path, after: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """Work out the results of an evaluation from records that were judged again.
 
+    Args:
+        folder: of the evaluation.
+        after: its records. Those of its baseline are judged again here.
 
-def _update_results(records_file: Path, after: list[Record]) -> None:
-    """Write the new numbers into `results.json`, if the records are those of an evaluation."""
-    path = records_file.with_name(RESULTS)
-    results = read_results(path)
-    if records_file.name != RECORDS or not results:
-        return
-    results |= summarise(after)
-    results |= _compare_again(results, path.parent.parent, after)
-    write_results(path, results)
+    Returns:
+        By label, the results of the baseline, if they are still there, and of the evaluation; empty
+        if the folder holds records alone.
 
-
-def _compare_again(results: dict[str, Any], folder: Path, after: list[Record]) -> dict[str, Any]:
-    """Repeat the paired comparison, with the baseline's completions judged again too."""
-    baseline_file = folder / str(results.get("baseline", "baseline")) / RECORDS
-    if "delta" not in results or not baseline_file.is_file():
+    Raises:
+        InputError: if the baseline has other problems.
+    """
+    results = read_results(folder / RESULTS)
+    if not results:
         return {}
-    baseline = [judge_again(r) for r in read_records(baseline_file, after[0].prompt_format)]
-    if [r.question_hash for r in baseline] != [r.question_hash for r in after]:
-        raise InputError(f"{baseline_file} holds other problems: evaluate both models again")
-    return compare(baseline, after)
+    results |= summarise(after)
+    shown = {folder.name: results}
+    if "baseline" not in results:
+        return shown
+    baseline = folder.with_name(results["baseline"])
+    if before := read_results(baseline / RESULTS):
+        file = baseline / RECORDS
+        records = [judge_again(record) for record in read_records(file)]
+        if [r.question_hash for r in records] != [r.question_hash for r in after]:
+            raise InputError(f"{file} holds other problems: evaluate both models again")
+        results |= compare(records, after)
+        shown = {baseline.name: before | summarise(records)} | shown
+    return shown

@@ -1,20 +1,24 @@
 """Intervals and tests for accuracy: one model, and two models on the same problems.
 
-Proportions are fractions from 0 to 1; intervals are `(low, high)` pairs of them. Standard library
-only.
+Proportions are fractions from 0 to 1; intervals are `(low, high)` pairs of them, of 95 %.
 """
 
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from statistics import NormalDist, mean, variance
+from typing import Annotated
 
-Interval = tuple[float, float]
+from pydantic import Field
+
+from sologrpo.schema import Schema
+
+Interval = Annotated[tuple[float, float], Field(strict=False)]  # JSON has lists alone
+_Z = NormalDist().inv_cdf(0.975)  # leaves out 2.5 % on either side
 
 
-def wilson_interval(successes: float, n: float, confidence: float = 0.95) -> Interval:
+def wilson_interval(successes: float, n: float) -> Interval:
     """Compute the score interval of a proportion (Wilson 1927), without continuity correction.
 
     Unlike the textbook interval it stays between 0 and 1, and has a width even if none or all of
@@ -23,24 +27,17 @@ def wilson_interval(successes: float, n: float, confidence: float = 0.95) -> Int
     Args:
         successes: from 0 to `n`.
         n: over 0. Neither has to be an integer, see `clustered_interval`.
-        confidence: of the interval, between 0 and 1.
-
-    Raises:
-        ValueError: if an argument is out of range.
 
     Example:
         >>> low, high = wilson_interval(81, 263)
         >>> round(low, 4), round(high, 4)
         (0.2553, 0.3662)
     """
-    if not 0 <= successes <= n or n == 0:
-        raise ValueError(f"need 0 <= successes <= n and n > 0, got {successes} of {n}")
-    z = _normal_quantile(confidence)
-    centre = successes + z * z / 2
-    spread = z * math.sqrt(successes * (n - successes) / n + z * z / 4)
+    centre = successes + _Z * _Z / 2
+    spread = _Z * math.sqrt(successes * (n - successes) / n + _Z * _Z / 4)
     # The ends are exactly 0 and 1 when none or all are right; rounding may miss them by 1e-17.
-    low = 0.0 if successes == 0 else (centre - spread) / (n + z * z)
-    high = 1.0 if successes == n else (centre + spread) / (n + z * z)
+    low = 0.0 if successes == 0 else (centre - spread) / (n + _Z * _Z)
+    high = 1.0 if successes == n else (centre + spread) / (n + _Z * _Z)
     return low, high
 
 
@@ -57,15 +54,10 @@ def mcnemar_exact(newly_right: int, newly_wrong: int) -> float:
     Returns:
         The p-value; 1.0 if no verdict changed.
 
-    Raises:
-        ValueError: if a count is negative.
-
     Example:
         >>> mcnemar_exact(1, 7)
         0.0703125
     """
-    if newly_right < 0 or newly_wrong < 0:
-        raise ValueError(f"counts cannot be negative, got {newly_right} and {newly_wrong}")
     changed = newly_right + newly_wrong
     term = tail = 1  # exact integers: floats underflow beyond about 1,000 changed problems
     for k in range(min(newly_right, newly_wrong)):
@@ -75,11 +67,7 @@ def mcnemar_exact(newly_right: int, newly_wrong: int) -> float:
 
 
 def paired_difference_interval(
-    both_right: int,
-    newly_right: int,
-    newly_wrong: int,
-    both_wrong: int,
-    confidence: float = 0.95,
+    both_right: int, newly_right: int, newly_wrong: int, both_wrong: int
 ) -> Interval:
     """Compute the interval of `trained - baseline` accuracy on the same problems.
 
@@ -92,18 +80,12 @@ def paired_difference_interval(
         newly_right: number that only the trained model answers right.
         newly_wrong: number that only the baseline answers right.
         both_wrong: number that neither answers right.
-        confidence: of the interval, between 0 and 1.
-
-    Raises:
-        ValueError: if a count is negative, or all are 0.
     """
     table = (both_right, newly_right, newly_wrong, both_wrong)
     n = sum(table)
-    if min(table) < 0 or n == 0:
-        raise ValueError(f"need counts of at least 0 with a sum over 0, got {table}")
     trained, baseline = (both_right + newly_right) / n, (both_right + newly_wrong) / n
-    trained_low, trained_high = wilson_interval(both_right + newly_right, n, confidence)
-    baseline_low, baseline_high = wilson_interval(both_right + newly_wrong, n, confidence)
+    trained_low, trained_high = wilson_interval(both_right + newly_right, n)
+    baseline_low, baseline_high = wilson_interval(both_right + newly_wrong, n)
     phi = _corrected_phi(*table)
     delta = trained - baseline
     below = _combine(trained - trained_low, baseline_high - baseline, phi)
@@ -123,16 +105,10 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
         right: number of right samples, c.
         k: from 1 to `samples`.
 
-    Raises:
-        ValueError: if an argument is out of range.
-
     Example:
         >>> pass_at_k(samples=4, right=1, k=2)
         0.5
     """
-    if not 0 <= right <= samples or not 1 <= k <= samples:
-        raise ValueError(f"need 0 <= right <= samples and 1 <= k <= samples, got {right} of "
-                         f"{samples}, k = {k}")  # fmt: skip
     return float(1 - Fraction(math.comb(samples - right, k), math.comb(samples, k)))
 
 
@@ -145,9 +121,6 @@ def majority_share(answers: Sequence[Hashable | None], right: Sequence[bool]) ->
     Args:
         answers: one per sample, equal for equal values.
         right: one verdict per sample.
-
-    Raises:
-        ValueError: if there are more answers than verdicts, or fewer.
 
     Example:
         >>> majority_share(["7", "7", "9", None], [True, True, False, False])
@@ -163,9 +136,7 @@ def majority_share(answers: Sequence[Hashable | None], right: Sequence[bool]) ->
     return len(winners) / len(leaders) if leaders else 0.0
 
 
-def clustered_interval(
-    scores: Sequence[float], samples: int = 1, confidence: float = 0.95
-) -> Interval:
+def clustered_interval(scores: Sequence[float], samples: int = 1) -> Interval:
     """Compute the interval of a mean score, if each problem's score averages several samples.
 
     Samples of one problem are not independent: 16 samples of each of 100 problems carry less
@@ -176,53 +147,21 @@ def clustered_interval(
     484-503). If all scores are equal, it is computed for one sample per problem.
 
     Args:
-        scores: one per problem, from 0 to 1.
+        scores: one per problem, from 0 to 1; at least one.
         samples: per problem. At most `len(scores) * samples` independent samples are assumed.
-        confidence: of the interval, between 0 and 1.
-
-    Raises:
-        ValueError: if there are no scores, or one is out of range.
 
     Example:
         >>> low, high = clustered_interval([0.0, 1.0, 1.0, 1.0], samples=8)
         >>> round(low, 2), round(high, 2)
         (0.26, 0.96)
     """
-    if not scores or not all(0 <= score <= 1 for score in scores):
-        raise ValueError("need at least one score, each from 0 to 1")
     n, share = len(scores), mean(scores)
     spread = variance(scores) / n if n > 1 else 0.0
     counted = float(n) if spread == 0 else min(share * (1 - share) / spread, float(n * samples))
-    return wilson_interval(share * counted, counted, confidence)
+    return wilson_interval(share * counted, counted)
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Compute a percentile by linear interpolation.
-
-    `statistics.quantiles` refuses a single value before Python 3.13, and 0 and 100 percent.
-
-    Args:
-        values: at least one, in any order.
-        percent: from 0 to 100.
-
-    Raises:
-        ValueError: if there are no values, or `percent` is out of range.
-
-    Example:
-        >>> percentile([10, 20, 30], 75)
-        25.0
-    """
-    if not values or not 0 <= percent <= 100:
-        raise ValueError(f"need values and 0 <= percent <= 100, got {len(values)} and {percent}")
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * percent / 100
-    low = math.floor(position)
-    high = math.ceil(position)
-    return float(ordered[low] + (ordered[high] - ordered[low]) * (position - low))
-
-
-@dataclass(frozen=True)
-class PairedComparison:
+class Comparison(Schema):
     """Two models on the same problems: accuracies and `delta` as fractions, and counts."""
 
     n: int
@@ -237,7 +176,7 @@ class PairedComparison:
     both_wrong: int
 
 
-def compare_paired(baseline: Sequence[bool], trained: Sequence[bool]) -> PairedComparison:
+def compare_paired(baseline: Sequence[bool], trained: Sequence[bool]) -> Comparison:
     """Compare the verdicts on two models.
 
     Args:
@@ -245,7 +184,7 @@ def compare_paired(baseline: Sequence[bool], trained: Sequence[bool]) -> PairedC
         trained: whether the trained model does, in the same order.
 
     Raises:
-        ValueError: if their lengths differ, or are 0.
+        ValueError: if their lengths differ.
 
     Example:
         >>> compare_paired([True, False, False], [True, True, False]).newly_right
@@ -258,7 +197,7 @@ def compare_paired(baseline: Sequence[bool], trained: Sequence[bool]) -> PairedC
     newly_wrong = sum(before and not after for before, after in pairs)
     both_wrong = n - both_right - newly_right - newly_wrong
     interval = paired_difference_interval(both_right, newly_right, newly_wrong, both_wrong)
-    return PairedComparison(
+    return Comparison(
         n=n,
         baseline_accuracy=(both_right + newly_wrong) / n,
         accuracy=(both_right + newly_right) / n,
@@ -270,12 +209,6 @@ def compare_paired(baseline: Sequence[bool], trained: Sequence[bool]) -> PairedC
         newly_wrong=newly_wrong,
         both_wrong=both_wrong,
     )
-
-
-def _normal_quantile(confidence: float) -> float:
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
-    return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
 def _corrected_phi(both_right: int, newly_right: int, newly_wrong: int, both_wrong: int) -> float:

@@ -1,8 +1,7 @@
 """Summarise and compare records: the numbers of `results.json` and `precisions.json`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from statistics import mean
+from statistics import mean, median, quantiles
 from typing import Any
 
 from sologrpo.scoring.records import Answer, Evaluated, Record
@@ -11,7 +10,6 @@ from sologrpo.scoring.statistics import (
     compare_paired,
     majority_share,
     pass_at_k,
-    percentile,
     wilson_interval,
 )
 
@@ -57,7 +55,9 @@ def _lengths(answers: Sequence[Answer]) -> dict[str, float] | None:
     tokens = [answer.completion_tokens for answer in answers]
     if not tokens:
         return None
-    return {"mean": mean(tokens), "p50": percentile(tokens, 50), "p95": percentile(tokens, 95)}
+    at_least_two = tokens if len(tokens) > 1 else tokens * 2  # Python 3.12 refuses a single one
+    *_, p95 = quantiles(at_least_two, n=20, method="inclusive")
+    return {"mean": mean(tokens), "p50": median(tokens), "p95": p95}
 
 
 def _accuracy_by_kind(records: Sequence[Record]) -> dict[str, dict[str, float]]:
@@ -110,7 +110,7 @@ def compare(before: Sequence[Record], after: Sequence[Record]) -> dict[str, Any]
     Raises:
         ValueError: if their numbers of records differ.
     """
-    return asdict(compare_paired([r.correct for r in before], [r.correct for r in after]))
+    return compare_paired([r.correct for r in before], [r.correct for r in after]).model_dump()
 
 
 def compare_precisions(evaluated: Mapping[str, Evaluated], trained: str) -> dict[str, Any]:

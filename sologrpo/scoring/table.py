@@ -54,7 +54,7 @@ def _print_sample(console: Console, record: Record) -> None:
 
 
 def print_table(console: Console, results: Mapping[str, Results]) -> None:
-    """Print one column per model, then the paired comparison; `-` is a number not measured.
+    """Print one column per model, then the paired comparison.
 
     Args:
         console: to print on.
@@ -66,20 +66,19 @@ def print_table(console: Console, results: Mapping[str, Results]) -> None:
     for label in results:
         table.add_column(label, justify="right")
     for key, title in ROWS:
-        table.add_row(title, *(_share(result.get(key)) for result in columns))
-    for kind in columns[0].get("by_kind", {}):
-        found = (result.get("by_kind", {}).get(kind, {}) for result in columns)
-        table.add_row(f"  {kind}", *(_share(scores.get("accuracy")) for scores in found))
+        table.add_row(title, *(_share(result[key]) for result in columns))
+    for kind in columns[0]["by_kind"]:
+        table.add_row(f"  {kind}", *(_share(r["by_kind"][kind]["accuracy"]) for r in columns))
     for key, title in LENGTHS:
-        table.add_row(title, *(_length(r.get("completion_tokens", {}).get(key)) for r in columns))
+        table.add_row(title, *(_length(result["completion_tokens"][key]) for result in columns))
     for key, title in SPEED:
-        table.add_row(title, *(f"{r[key]:.1f}" if key in r else "-" for r in columns))
+        table.add_row(title, *(f"{result[key]:.1f}" for result in columns))
     if all("sampled" in result for result in columns):
         _add_sampled(table, [result["sampled"] for result in columns])
     console.print(table)
-    compared = {label: result for label, result in results.items() if "both_right" in result}
-    for label, result in compared.items():
-        print_line(console, paired_line(label, result))
+    for label, result in results.items():
+        if "baseline" in result:
+            print_line(console, paired_line(label, result))
 
 
 def _add_sampled(table: Table, columns: Sequence[Results]) -> None:
@@ -91,10 +90,8 @@ def _add_sampled(table: Table, columns: Sequence[Results]) -> None:
     table.add_row("cut off", *(_share(result["truncated_rate"]) for result in columns))
 
 
-def _share(value: float | Sequence[float] | None) -> str:
+def _share(value: float | Sequence[float]) -> str:
     """Write a share, or an interval of shares, in percent."""
-    if value is None:  # in results of an older version
-        return "-"
     if isinstance(value, Sequence):
         return f"{value[0]:.1%} to {value[1]:.1%}"
     return f"{value:.1%}"
@@ -115,7 +112,7 @@ def paired_line(label: str, result: Results) -> str:
     """Write the paired comparison of `results.json` in one sentence."""
     low, high = result["delta_ci95"]
     return (
-        f"{label} against {result.get('baseline', 'baseline')}, same problems: "
+        f"{label} against {result['baseline']}, same problems: "
         f"{_points(result['delta'])} points ({INTERVAL} {_points(low)} to {_points(high)}), "
         f"{result['newly_right']} newly right, {result['newly_wrong']} newly wrong, "
         f"{result['both_right']} both right, {result['both_wrong']} both wrong, "

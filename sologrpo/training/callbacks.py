@@ -19,7 +19,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
-from rich.text import Text
 from transformers import (
     IntervalStrategy,
     TrainerCallback,
@@ -29,7 +28,7 @@ from transformers import (
 )
 
 from rewards.completions import text_of
-from sologrpo.console import duration, print_line
+from sologrpo.console import Terminal, duration, print_line
 from sologrpo.files import COMPLETIONS, COMPLETIONS_FILE, METRICS
 from sologrpo.training.progress import PARTS
 
@@ -82,13 +81,13 @@ class ConsoleLog(TrainerCallback):  # type: ignore[misc]
     log file, everything is plain lines without control characters.
 
     Args:
-        console: where to print.
+        console: where to print; it escapes what a terminal would act on.
         samples_every: steps between two samples of completions; how many is
             `num_completions_to_print`. They are read from the files that `log_completions` writes:
             without these none are shown.
     """
 
-    def __init__(self, console: Console, samples_every: int = SAMPLES_EVERY) -> None:
+    def __init__(self, console: Terminal, samples_every: int = SAMPLES_EVERY) -> None:
         self.console = console
         self.samples_every = samples_every
         self._samples_of: int | None = None  # the step whose completions are still to be shown
@@ -164,10 +163,10 @@ class ConsoleLog(TrainerCallback):  # type: ignore[misc]
         if not samples:
             return
         if self.console.is_terminal:
-            self.console.print(_samples_table(samples, f"step {step}", self.console.encoding))
+            self.console.print(_samples_table(samples, f"step {step}"))
             return
         for sample in samples:
-            self._print(_sample_line(sample, self.console.encoding))
+            self._print(_sample_line(sample))
 
 
 def _bar(console: Console) -> Progress:
@@ -260,10 +259,11 @@ def _read_samples(args: TrainingArguments, step: int) -> list[Sample]:
     return [rows[i * (len(rows) - 1) // max(count - 1, 1)] for i in range(count)]
 
 
-def _scores(sample: Sample) -> list[tuple[str, str]]:
-    """List the rewards of a sample, and what else a reward logged of it, by name."""
+def _scores(sample: Sample) -> list[str]:
+    """List the rewards of a sample, and what else a reward logged of it, each with its name."""
     told = {"step", "prompt", "completion", "advantage"}
-    return [(name, _score(value)) for name, value in sample.items() if name not in told]
+    scores = (f"{name} {_score(value)}" for name, value in sample.items() if name not in told)
+    return [shorten(score, PROMPT_CHARS) for score in scores]
 
 
 def _score(value: Any) -> str:
@@ -272,47 +272,36 @@ def _score(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, int | float) else str(value)
 
 
-def _samples_table(samples: list[Sample], title: str, encoding: str) -> Table:
+def _samples_table(samples: list[Sample], title: str) -> Table:
     table = Table("advantage", "scores", "prompt", "completion", title=title, show_lines=True)
     for sample in samples:
-        scores = "\n".join(
-            visible(f"{name} {score}", COMPLETION_CHARS, encoding)
-            for name, score in _scores(sample)
-        )
-        # `Text`: in a string rich would read what the model wrote as markup.
         table.add_row(
             f"{sample['advantage']:+.2f}",
-            Text(scores),
-            Text(visible(text_of(sample["prompt"]), PROMPT_CHARS, encoding)),
-            Text(visible(text_of(sample["completion"]), COMPLETION_CHARS, encoding)),
+            "\n".join(_scores(sample)),
+            shorten(text_of(sample["prompt"]), PROMPT_CHARS),
+            shorten(text_of(sample["completion"]), COMPLETION_CHARS),
         )
     return table
 
 
-def _sample_line(sample: Sample, encoding: str) -> str:
-    parts = [f"advantage {sample['advantage']:+.2f}"]
-    parts += [visible(f"{name} {score}", PROMPT_CHARS, encoding) for name, score in _scores(sample)]
-    parts.append(visible(text_of(sample["completion"]), COMPLETION_CHARS, encoding))
-    return "  ".join(["  sample", *parts])
+def _sample_line(sample: Sample) -> str:
+    advantage = f"advantage {sample['advantage']:+.2f}"
+    completion = shorten(text_of(sample["completion"]), COMPLETION_CHARS)
+    return "  ".join(["  sample", advantage, *_scores(sample), completion])
 
 
-def visible(text: str, limit: int, encoding: str = "utf-8") -> str:
-    """Shorten text of a model to one line that is safe to print on a terminal.
-
-    White space becomes one space, the middle is left out, and characters that are not printable
-    (escape sequences) or not in the encoding of the console are replaced.
+def shorten(text: str, limit: int) -> str:
+    """Shorten text of a model to one line: white space becomes one space, the middle is left out.
 
     Args:
         text: any text.
         limit: characters of the line, at least 4.
-        encoding: of the console.
 
-    >>> visible("<thinking>\\n1 + 1\\n</thinking>", 20)
+    >>> shorten("<thinking>\\n1 + 1\\n</thinking>", 20)
     '<thinkin … thinking>'
     """
     line = " ".join(text.split())
-    if len(line) > limit:
-        head = (limit - 3) // 2
-        line = f"{line[:head]} … {line[len(line) - (limit - 3 - head) :]}"
-    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
-    return line.encode(encoding, errors="replace").decode(encoding)
+    if len(line) <= limit:
+        return line
+    head = (limit - 3) // 2
+    return f"{line[:head]} … {line[len(line) - (limit - 3 - head) :]}"

@@ -196,7 +196,7 @@ def load_generation_state(trainer: GRPOTrainer, checkpoint: Path) -> None:
     file = generation_state_file(checkpoint, trainer.args)
     state = torch.load(file, map_location=trainer.args.device, weights_only=True)
     trainer._step = state["step"]
-    trainer._rollout.sampler.resume_with(*state.get("engine", (None, True)))
+    trainer._rollout.sampler.resume_with(*state["engine"])
     trainer._buffered_inputs = state["buffered_inputs"]
     for name, log in state["logs"].items():
         columns = log.items() if isinstance(log, dict) else [(None, log)]

@@ -5,7 +5,6 @@ Settings name files, models and functions; a fingerprint is of their content.
 
 import json
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,11 +16,8 @@ from trl import ModelConfig
 from rewards import Reward, source_hash
 from sologrpo.config import RunArguments
 from sologrpo.data.dataset import build_prompts, render_prompt
-from sologrpo.manifest import sha256 as sha256_of_file
+from sologrpo.manifest import MODEL_FILES, hash_files
 
-# Of a local model: what decides its weights and its tokens.
-MODEL_FILES = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
-THREADS = 4  # hashing waits for the disk, and leaves Python while it computes
 _SAMPLE = {"question": "1 + 1", "answer": "#### 2"}
 
 
@@ -67,13 +63,10 @@ def _prompt(run: RunArguments, tokenizer: PreTrainedTokenizerBase) -> str:
 def _model(model: ModelConfig) -> str:
     """Return the commit of a model on the hub, or hash the files of a local folder."""
     folder = Path(str(model.model_name_or_path))
-    if not folder.is_dir():
-        file = cached_file(str(folder), "config.json", revision=model.model_revision)
-        return str(extract_commit_hash(file, None))
-    files = sorted(f for f in folder.iterdir() if f.suffix in MODEL_FILES and f.is_file())
-    with ThreadPoolExecutor(THREADS) as threads:
-        hashes = threads.map(sha256_of_file, files)
-        return _digest(f"{file.name} {value}" for file, value in zip(files, hashes, strict=True))
+    if folder.is_dir():
+        return hash_files(folder, MODEL_FILES)
+    file = cached_file(str(folder), "config.json", revision=model.model_revision)
+    return str(extract_commit_hash(file, None))
 
 
 def _digest(texts: Iterable[str]) -> str:

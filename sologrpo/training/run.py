@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from datasets import Dataset
-from rich.console import Console
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -16,6 +15,7 @@ from trl import GRPOTrainer, ModelConfig, get_peft_config
 from rewards import Reward
 from sologrpo.config import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import without_credentials
+from sologrpo.console import Terminal
 from sologrpo.errors import RunError, refusing
 from sologrpo.training.callbacks import ConsoleLog, MetricsFile, ValidateAtEnd
 from sologrpo.training.checkpoint import (
@@ -39,7 +39,7 @@ def build_trainer(
     rewards: Sequence[Reward],
     datasets: tuple[Dataset, Dataset | None],
     tokenizer: PreTrainedTokenizerBase,
-    console: Console,
+    console: Terminal,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> GRPOTrainer:
     """Build our trainer, or TRL's with `trainer: stock`, and the callbacks of a run.

@@ -16,13 +16,12 @@ from typing import Any, TypeVar
 import yaml
 from accelerate import PartialState
 from filelock import FileLock, Timeout
-from pydantic import Field
 from rich.console import Console
 from trl import ModelConfig
 
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import without_credentials
-from sologrpo.environment import environment
+from sologrpo.environment import RunEnvironment, environment
 from sologrpo.errors import InputError, printable
 from sologrpo.files import (
     ADAPTER,
@@ -72,20 +71,6 @@ T = TypeVar("T")
 _COMPLETIONS_OF = re.compile(r"completions_(\d+)\.parquet")
 
 
-class Recorded(Schema):
-    """Describe what `environment.json` holds for a later `--resume`.
-
-    Attributes:
-        dtype: number format of the weights.
-        fingerprints: of what the run is made from, by name.
-        changes: of fingerprints that `--accept_changes` allowed, each with its step.
-    """
-
-    dtype: str
-    fingerprints: dict[str, str]
-    changes: list[dict[str, str | int]] = Field(default=[])
-
-
 class _Row(Schema):
     step: int
 
@@ -99,14 +84,14 @@ class OpenedRun:
         checkpoint: to resume from; None to start from the beginning.
         lock: lasts as long as this object; None in other processes and on some file systems.
         settings: every setting with its value.
-        recorded: what a later `--resume` compares.
+        environment: this machine, and what a later `--resume` compares.
     """
 
     directory: Path
     checkpoint: Path | None
     lock: FileLock | None
     settings: dict[str, Any]
-    recorded: Recorded
+    environment: RunEnvironment
 
     @property
     def adapter(self) -> Path:
@@ -117,8 +102,8 @@ class OpenedRun:
         """Write the settings to `config.yaml`, and what they met here to `environment.json`."""
         text = yaml.safe_dump(self.settings, sort_keys=True, allow_unicode=True)
         write_atomically(self.directory / RUN_CONFIG, text)
-        facts = environment() | self.recorded.model_dump()
-        write_atomically(self.directory / ENVIRONMENT, json.dumps(facts, indent=2))
+        facts = json.dumps(self.environment.model_dump(), indent=2)
+        write_atomically(self.directory / ENVIRONMENT, facts)
 
 
 def open_run_directory(
@@ -156,7 +141,8 @@ def open_run_directory(
         )
     obstacle = partial(unusable_reason, trainer=run.trainer, args=args)
     checkpoint = last_complete_checkpoint(directory, obstacle)
-    recorded = Recorded(dtype=dtype_name(pick_dtype(model.dtype)), fingerprints=fingerprints)
+    facts = {"dtype": dtype_name(pick_dtype(model.dtype)), "fingerprints": fingerprints}
+    now = RunEnvironment.model_validate(environment() | facts)
     settings = resolved_config(run, args, model)
     if checkpoint is not None:
         if (reason := obstacle(checkpoint)) is not None:
@@ -164,7 +150,7 @@ def open_run_directory(
                 f"--resume: {checkpoint} cannot be used with these settings, {reason}: give those "
                 "of the run, or another --output_dir"
             )
-        recorded = _check_can_resume(checkpoint, settings, recorded, run.accept_changes)
+        now = _check_can_resume(checkpoint, settings, now, run.accept_changes)
     elif run.resume and (directory / ADAPTER).exists():
         raise InputError(
             f"--resume: {directory} holds a finished run without complete checkpoints: give "
@@ -182,7 +168,7 @@ def open_run_directory(
         _remove_later_logs(directory, step)
         _print(f"resuming from {checkpoint}" if checkpoint else
                f"{directory} has no checkpoint yet: starting from the beginning")  # fmt: skip
-    return OpenedRun(directory, checkpoint, lock, settings, recorded)
+    return OpenedRun(directory, checkpoint, lock, settings, now)
 
 
 def _lock(directory: Path) -> FileLock | None:
@@ -204,8 +190,8 @@ def _lock(directory: Path) -> FileLock | None:
 
 
 def _check_can_resume(
-    checkpoint: Path, settings: dict[str, Any], now: Recorded, accept_changes: bool
-) -> Recorded:
+    checkpoint: Path, settings: dict[str, Any], now: RunEnvironment, accept_changes: bool
+) -> RunEnvironment:
     """Compare the run with what it was; name the settings that differ and may.
 
     Args:
@@ -224,16 +210,18 @@ def _check_can_resume(
     directory, step = checkpoint.parent, step_of(checkpoint)
     if not (directory / RUN_CONFIG).exists() and not (directory / ENVIRONMENT).exists():
         return now  # a checkpoint alone, such as one from the Hub
-    recorded = _if_accepted(lambda: read_json(directory / ENVIRONMENT, Recorded), accept_changes)
-    if recorded is not None and recorded.dtype != now.dtype:
+    before = _if_accepted(
+        lambda: read_json(directory / ENVIRONMENT, RunEnvironment), accept_changes
+    )
+    if before is not None and before.dtype != now.dtype:
         raise InputError(
-            f"--resume: the run's weights are {recorded.dtype}, and dtype {settings['dtype']} is "
-            f"{now.dtype} on this machine: add --dtype {recorded.dtype}, or give another "
+            f"--resume: the run's weights are {before.dtype}, and dtype {settings['dtype']} is "
+            f"{now.dtype} on this machine: add --dtype {before.dtype}, or give another "
             "--output_dir"
         )
-    before = _if_accepted(lambda: _read_settings(directory, settings), accept_changes)
-    _check_settings(before or {}, settings, step)
-    return now if recorded is None else _check_fingerprints(recorded, now, step, accept_changes)
+    saved = _if_accepted(lambda: _read_settings(directory, settings), accept_changes)
+    _check_settings(saved or {}, settings, step)
+    return now if before is None else _check_fingerprints(before, now, step, accept_changes)
 
 
 def _if_accepted(read: Callable[[], T], accept_changes: bool) -> T | None:
@@ -277,8 +265,8 @@ def _one_line(value: Any) -> str:
 
 
 def _check_fingerprints(
-    before: Recorded, now: Recorded, step: int, accept_changes: bool
-) -> Recorded:
+    before: RunEnvironment, now: RunEnvironment, step: int, accept_changes: bool
+) -> RunEnvironment:
     # Rewards that were added or removed are a change of the settings.
     both = before.fingerprints.keys() & now.fingerprints.keys()
     changed = sorted(name for name in both if before.fingerprints[name] != now.fingerprints[name])

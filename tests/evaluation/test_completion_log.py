@@ -1,4 +1,4 @@
-"""The log that `--resume` reads, and the hashes that identify an evaluation."""
+"""The log that `--resume` reads."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,6 @@ import pytest
 
 from sologrpo.errors import InputError
 from sologrpo.evaluation.completion_log import CompletionLog, check_same_settings
-from sologrpo.evaluation.identity import COMPLETE_BYTES, MODEL_FILES, hash_folder
 from sologrpo.sampling.generation import Completion
 
 BATCHES = [
@@ -90,40 +89,3 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_bytes() == before
     with pytest.raises(InputError, match=r"top_p None, not 1\.0"):
         check_same_settings({}, {"top_p": 1.0})
-
-
-# -- hashes --------------------------------------------------------------------------------------
-
-
-def test_hash_covers_small_files_completely(tmp_path: Path) -> None:
-    def hash_of(weights: bytes, config: bytes = b"{}") -> str:
-        (tmp_path / "model.safetensors").write_bytes(weights)
-        (tmp_path / "config.json").write_bytes(config)
-        (tmp_path / "README.md").write_bytes(weights[::-1])
-        return hash_folder(tmp_path, MODEL_FILES)
-
-    first = hash_of(b"abc")
-    assert first.startswith("sha256:")
-    assert first == hash_of(b"abc")
-    assert len({first, hash_of(b"abd"), hash_of(b"ab"), hash_of(b"abc", b"{ }")}) == 4
-
-
-def test_hash_of_a_large_file_detects_another_training(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    size = COMPLETE_BYTES + 12345
-
-    def hash_with(offset: int | None, length: int = 1) -> str:
-        with path.open("wb") as file:
-            file.truncate(size)  # sparse: takes no space
-            if offset is not None:
-                file.seek(offset)
-                file.write(b"\1" * length)
-        return hash_folder(tmp_path, MODEL_FILES)
-
-    untouched = hash_with(None)
-    assert untouched.startswith("sampled-sha256:")
-    assert hash_with(0) != untouched
-    assert hash_with(size - 1) != untouched
-    # Any stretch longer than the gap between two blocks is detected: one layer of a model, say.
-    assert hash_with(size // 3, length=size // 60) != untouched
-    assert hash_with(100_000) == untouched  # the docstring names this limit

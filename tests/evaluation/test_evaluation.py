@@ -28,7 +28,8 @@ from sologrpo.evaluation.evaluate import (
     judge_all,
 )
 from sologrpo.evaluation.generators import Generator
-from sologrpo.evaluation.identity import MODEL_FILES, hash_folder
+from sologrpo.evaluation.identity import ADAPTER_FILES
+from sologrpo.manifest import MODEL_FILES, hash_files
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.sampling import generation
 from sologrpo.sampling.generation import Completion, generate_greedily
@@ -135,8 +136,8 @@ def test_written_results(
     assert results["tokens_per_second"] == pytest.approx(tokens / results["seconds"], rel=0.05)
     assert results["versions"]["torch"] == torch.__version__
     identity = results["settings"]
-    assert identity["model_hash"] == hash_folder(tiny_llama, MODEL_FILES)
-    assert identity["adapter_hash"].startswith("sha256:")
+    assert identity["model_hash"] == hash_files(tiny_llama, MODEL_FILES)
+    assert identity["adapter_hash"] == hash_files(adapter, ADAPTER_FILES)
     assert identity["quantisation"] is None
     assert str(tmp_path) not in json.dumps(identity)  # a run that was moved is the same run
 

@@ -24,13 +24,17 @@ def run(tiny_llama: Path, tiny_data: Path, tmp_path_factory: pytest.TempPathFact
     for label, adapter in (("baseline", None), ("trained", str(folder / "adapter"))):
         results = {
             "n": 6, "accuracy": 0.5, "accuracy_ci95": [0.19, 0.81], "accuracy_lenient": 0.5,
-            "format_rate": 1.0, "truncated_rate": 0.0, "adapter": adapter, "split": "test",
-            "precision": "NF4 dequantised, float32", "dataset": str(tiny_data),
+            "accuracy_lenient_ci95": [0.19, 0.81], "format_rate": 1.0, "integer_rate": 1.0,
+            "trailing_text_rate": 0.0, "truncated_rate": 0.0, "no_answer_rate": 0.0, "by_kind": {},
+            "completion_tokens": {}, "seconds": 2.0, "tokens_per_second": 9.0, "settings": {},
+            "adapter": adapter, "split": "test", "precision": "NF4 dequantised, float32",
+            "dataset": str(tiny_data),
         }  # fmt: skip
         if adapter:
             results |= {
-                "delta": 0.0, "delta_ci95": [-0.2, 0.2], "mcnemar_p": 1.0, "both_right": 3,
-                "newly_right": 0, "newly_wrong": 0, "both_wrong": 3,
+                "baseline": "baseline", "baseline_accuracy": 0.5, "delta": 0.0,
+                "delta_ci95": [-0.2, 0.2], "mcnemar_p": 1.0, "both_right": 3, "newly_right": 0,
+                "newly_wrong": 0, "both_wrong": 3,
             }  # fmt: skip
         (folder / "eval" / label).mkdir(parents=True)
         (folder / "eval" / label / "results.json").write_text(json.dumps(results))

@@ -129,12 +129,11 @@ def test_folders_are_complete_and_nothing_else_is_left(exported: tuple[Path, Pat
 
 
 def test_merge_into_the_trained_weights_is_the_closer_one(
-    run: Path, exported: tuple[Path, Path, str]
+    exported: tuple[Path, Path, str],
 ) -> None:
-    noted = json.loads((run / "eval/trained/results.json").read_text())["merge_parity"]
-    assert noted["kept"] == "dequantised"
-    gaps = {gap["name"]: gap for gap in noted["gaps"]}
-    assert list(gaps) == ["dequantised", "original", "4bit"]
+    noted = json.loads((exported[0] / MARKER).read_text())["gaps"]
+    gaps = {gap["name"]: gap for gap in noted}
+    assert list(gaps) == ["dequantised", "original"]
     assert gaps["dequantised"]["kl"] < 0.1 * gaps["original"]["kl"]
     assert gaps["dequantised"]["problems"] == 4
     assert gaps["dequantised"]["training_kl"] > gaps["dequantised"]["kl"]
@@ -151,7 +150,7 @@ def test_card_of_a_merge_has_scores_and_gap(exported: tuple[Path, Path, str]) ->
     assert "NF4 dequantised, float32" in result.metric_name
     assert "| accuracy, strict | 50.0 % (19.0 to 81.0) | 50.0 % (19.0 to 81.0) |" in card.text
     assert "exact McNemar p = 1" in card.text
-    assert "| saved as | dequantised | original | 4bit |" in card.text
+    assert "| saved as | dequantised (kept) | original | 4bit |" in card.text
     assert "![Reward by step](reward_curve.png)" in card.text
     assert card.data.library_name == "transformers"
 
@@ -306,6 +305,8 @@ def refusal(run: Path, *flags: str | Path, **changes: Any) -> str:
 
 def test_refused_before_any_work(run: Path, tmp_path: Path) -> None:
     assert "is not a repository name" in refusal(run, "--push_to_hub", "a/b/c")
+    base = ("--save_merged", "x", "--base_model", "./models/mine")
+    assert "'./models/mine' is not a repository name" in refusal(run, *base)
     assert "there is no adapter to export" in refusal(run, "--save_merged", "x", adapter=None)
     data = replace(settings_of(run).data, dataset_name=str(tmp_path / "gone"))
     assert "gone" in refusal(run, "--save_merged", tmp_path / "x", data=data)
@@ -334,9 +335,7 @@ def test_folder_of_another_export(run: Path, tmp_path: Path, content: str, messa
     assert message in refusal(run, "--save_4bit", tmp_path / "x", "--save_merged", tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", ["config.yaml", "environment.json", "metrics.jsonl", "eval/trained/results.json"]
-)
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "eval/trained/results.json"])
 @pytest.mark.parametrize("content", [b"\x89PNG\r\n\xff", b"", bytes(9), b"[[", b"7", b"{}[]"])
 def test_damaged_files_of_a_run_are_found_before_a_model_is_made(
     run: Path, tmp_path: Path, name: str, content: bytes

@@ -61,11 +61,6 @@ def test_versions_out_of_range_and_missing_packages(monkeypatch: pytest.MonkeyPa
     assert "vllm" not in found.text
 
 
-def test_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.sys, "version_info", (3, 10, 2))
-    assert doctor.check_python().fix.startswith("make setup PYTHON=python3.11")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines where torch sees no GPU")
 def test_a_driver_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")

@@ -21,8 +21,8 @@ GIB = 2**30
 SIZE = Footprint(
     total=8_000_000_000, trainable=20_000_000, weights_bytes=6 * GIB, adapter_bytes=GIB // 3,
     checkpoint_bytes=GIB // 4, merged_bytes=14 * GIB, sampled_token_bytes=131_072,
-    trained_token_bytes=7_000_000, layer_token_bytes=220_000, checkpointed_token_bytes=262_144,
-    layers=32, hidden_size=4096, number_bytes=2, vocabulary=128_256, context=131_072,
+    trained_token_bytes=7_000_000, layers=32, hidden_size=4096, number_bytes=2,
+    vocabulary=128_256, context=131_072,
 )  # fmt: skip
 
 

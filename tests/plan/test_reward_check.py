@@ -314,19 +314,6 @@ def test_what_fails_is_shown_with_its_scores(check):
     assert "'The answer is 18.'" in line
 
 
-def test_a_hole_in_the_judge_fails_though_other_rewards_make_it_not_pay(check, monkeypatch):
-    def with_hole(completion, gold, prompt_format):
-        return "not" in completion or is_correct(completion, gold, prompt_format)
-
-    monkeypatch.setattr("rewards.correctness.is_correct", with_hole)
-    report = check("strict_format", "answer_correctness", "tried:last_number", weights=[1, 1, 5])
-    hostile = {result.case: result for result in report.hostile}
-    echo = hostile["echo of the instruction"]
-    assert echo.weighted_sum < echo.right_sum
-    assert echo.problem == ""
-    assert hostile["answer 'not N'"].problem.startswith("answer_correctness accepts it as right")
-
-
 def test_a_gate_for_completions_is_reckoned_with(check):
     """Paid by length alone: the gate takes that from wrong answers, however long."""
     gate = {"weights": [0.01, 1], "outcome_reward": "answer_correctness"}
@@ -337,27 +324,19 @@ def test_a_gate_for_completions_is_reckoned_with(check):
 
 
 @pytest.mark.parametrize(
-    ("results", "expected"),
+    ("scores", "expected"),
     [
         # The row where the trick pays best: half a point less than the right answer.
-        ([("reward", 2.0, False, [1.0, 5.0, None, 0.5, 4.75, -3.0])], (9.5, 10.0, "")),
+        ([1.0, 5.0, None, 0.5, 4.75, -3.0], (9.5, 10.0, "")),
         # A row that fails: as little as the right answer, which could not be judged.
-        ([("reward", 2.0, False, [1.0, 5.0, None, 0.5, 4.75, 0.0])],
+        ([1.0, 5.0, None, 0.5, 4.75, 0.0],
          (0.0, 0.0, "pays 0, the right answer 0; gold 3, reward 0.0")),
-        # A row that fools the judge comes before one that pays better.
-        ([("judge", 1.0, True, [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]),
-          ("other", 1.0, False, [9.0, 9.0, 9.0, 0.0, 9.0, 0.0])],
-         (1.0, 10.0, "judge accepts it as right; gold 1")),
     ],
 )  # fmt: skip
-def test_the_worst_row_of_a_trick_is_shown(results, expected):
+def test_the_worst_row_of_a_trick_is_shown(scores, expected):
     trials = [Trial(row, "right answer", "", right=True) for row in range(3)]
     trials += [Trial(row, "trick", "") for row in range(3)]
-    rewards = [
-        RewardResult(name, weight, is_judge=is_judge, scores=scores)
-        for name, weight, is_judge, scores in results
-    ]
-    (trick,) = check_hostile(rewards, trials, ["1", "2", "3"])
+    (trick,) = check_hostile([RewardResult("reward", 2.0, scores=scores)], trials, ["1", "2", "3"])
     assert (trick.weighted_sum, trick.right_sum) == expected[:2]
     assert trick.problem.startswith(expected[2])
     assert bool(trick.problem) == bool(expected[2])
@@ -369,7 +348,10 @@ def test_the_worst_row_of_a_trick_is_shown(results, expected):
 def test_token_ids_are_passed_where_there_is_a_tokenizer(check, tiny_llama):
     report = check("answer_correctness", "completion_length")
     assert report.failures == 0
-    assert "not checked completion_length: needs the tokenizer of no-such-model" in report.text()
+    assert (
+        "remark completion_length: not checked: needs the tokenizer of no-such-model"
+        in report.text()
+    )
 
     def with_tokenizer(reward, *weights, **keys):
         return check(

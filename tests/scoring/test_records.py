@@ -188,29 +188,20 @@ def test_records_and_results_are_read_back(tmp_path: Path) -> None:
     assert read_results(tmp_path / "nowhere.json") == {}
 
 
-RESULTS = {"n": 2, "accuracy": 0.5, "prompt_format": "xml"}
-OLD: dict[str, Any] = {
-    "index": 0, "question": "5 + 7?", "gold": "#### 12", "completion": RIGHT, "extracted": "99",
-    "correct": False, "lenient_correct": True, "format_ok": True, "trailing_text": False,
-    "truncated": False, "completion_tokens": 9, "kind": None,
+RESULTS = summarise([record(RIGHT), record(LOOSE)]) | {
+    "seconds": 2.0, "tokens_per_second": 9.0, "settings": {}, "adapter": None, "precision": "merged"
+}  # fmt: skip
+OLD: dict[str, Any] = record(RIGHT).model_dump() | {
+    "extracted": "99", "correct": False, "integer_answer": False
 }  # fmt: skip
 
 
-def test_old_records_can_be_judged_again(tmp_path: Path) -> None:
+def test_records_can_be_judged_again(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text(json.dumps(OLD) + "\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"line 1 names no prompt_format: give --prompt_format"):
-        read_records(path)
-    (tmp_path / "results.json").write_text(json.dumps(RESULTS), encoding="utf-8")
     (old,) = read_records(path)
     assert (old.correct, old.extracted) == (False, "99")
-    new = judge_again(old)
-    assert new.model_dump() == old.model_dump() | {
-        "correct": True,
-        "extracted": "12",
-        "integer_answer": True,
-    }
-    assert new.question_hash == hash_text("5 + 7?")
+    assert judge_again(old) == record(RIGHT)
 
 
 def changed(**values: object) -> str:
@@ -247,7 +238,7 @@ def test_files_without_records_are_refused(tmp_path: Path, text: str, message: s
     path = tmp_path / "records.jsonl"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=message) as caught:
-        list(map(judge_again, read_records(path, "xml")))
+        list(map(judge_again, read_records(path)))
     assert "\n" not in str(caught.value)
 
 
@@ -256,10 +247,11 @@ def test_files_without_records_are_refused(tmp_path: Path, text: str, message: s
     [
         ("{", "is not valid JSON: .*: delete it, and evaluate again"),
         ('{"n": 2}', "accuracy: missing"),
+        (json.dumps(RESULTS | {"sampled": {"scores": {}}}), "sampled.num_samples: missing"),
         (json.dumps(RESULTS | {"n": 0}), "n: 0; expected greater than"),
         (json.dumps(RESULTS | {"accuracy": 28}), "accuracy: 28; expected less than"),
         (json.dumps(RESULTS | {"by_kind": {"add": 3}}), "by_kind.add: 3; expected key"),
-        (json.dumps(RESULTS | {"both_right": 3}), "delta: missing"),
+        (json.dumps(RESULTS | {"baseline": "baseline"}), "baseline_accuracy: missing"),
         (json.dumps(RESULTS | {"baseline": "../../x"}), "baseline '../../x'"),
     ],
 )
