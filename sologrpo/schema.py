@@ -196,19 +196,13 @@ def read_json_lines(path: Path, schema: type[T]) -> list[T]:
     Raises:
         InputError: as `read_json`; the message names the line.
     """
-    return [parse(schema, parse_json(line, where), where) for where, line in numbered_lines(path)]
-
-
-def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield `FILE, line NUMBER` and the text of each line that is not empty.
-
-    Raises:
-        InputError: as `read_text`.
-    """
+    rows = []
     # Not `splitlines`, which also breaks at characters that JSON may hold as they are.
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
-            yield f"{path}, line {number}", line
+            where = f"{path}, line {number}"
+            rows.append(parse(schema, parse_json(line, where), where))
+    return rows
 
 
 def parse_json(text: str, where: str | Path) -> Any:

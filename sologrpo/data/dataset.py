@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -166,17 +167,25 @@ def build_prompts(
     Raises:
         InputError: if the format needs a chat template and the tokenizer has none.
     """
-    prompt_format = PROMPT_FORMATS[run.prompt_format]
+    prompt_format = prompt_format_of(run)
     chat = _asks_in_chat(prompt_format, tokenizer)
     build = prompt_format.messages if chat else prompt_format.text
-    spec = run.worked_examples  # an empty list asks for no example, not for the format's own
-    examples = None if spec is None else load_worked_examples(spec)
 
     def add_prompt(row: dict[str, Any]) -> dict[str, Any]:
-        prompt = build(row["question"], examples, run.system_prompt)
-        return {"prompt": prompt, "prompt_format": prompt_format.name}
+        return {"prompt": build(row["question"]), "prompt_format": prompt_format.name}
 
     return rows.map(add_prompt)
+
+
+def prompt_format_of(run: RunArguments) -> PromptFormat:
+    """Return the prompt format of a run, with the run's system prompt and worked examples."""
+    prompt_format = PROMPT_FORMATS[run.prompt_format]
+    if run.system_prompt is not None:
+        prompt_format = replace(prompt_format, system_prompt=run.system_prompt)
+    if run.worked_examples is not None:  # an empty list asks for none
+        examples = tuple(load_worked_examples(run.worked_examples))
+        prompt_format = replace(prompt_format, worked_examples=examples)
+    return prompt_format
 
 
 def stop_strings(dataset: Dataset | IterableDataset) -> list[str]:
