@@ -107,7 +107,7 @@ def _main_of(module: str) -> Command:
 def _rewards(arguments: Sequence[str]) -> None:
     if arguments and arguments[0] == "check":
         _main_of("sologrpo.plan.reward_check")(arguments[1:])
-    _main_of("rewards.__main__")(arguments)
+    _main_of("rewards.command")(arguments)
 
 
 def _recipes(arguments: Sequence[str]) -> None:

@@ -127,7 +127,7 @@ def one_line_errors(main: Callable[P, None]) -> Callable[P, None]:
             if code == 0 or _wants_traceback():
                 raise
             if isinstance(error, RewardError):
-                print(error.own_traceback(), file=sys.stderr, end="")
+                print(error.details, file=sys.stderr, end="")
             if line:
                 print(f"{_prefix()}: {printable(line)}", file=sys.stderr)
             raise _Reported(code) from error

@@ -15,7 +15,7 @@ from pydantic import AfterValidator
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from trl import ModelConfig, TrlParser
 
-from rewards import check_is_list, make_importable, name_of_spec
+from rewards import make_importable, name_of_spec
 from rewards.logs import RESERVED_COLUMNS
 from sologrpo.command_line import Parser
 from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
@@ -185,11 +185,12 @@ def _as_names(model: ModelConfig) -> None:
 
 
 def _resolve_rewards(run: RunArguments) -> None:
-    if run.rewards is not None and not run.rewards:
-        raise InputError("rewards is empty: name at least one; `sologrpo rewards` lists them")
     if run.rewards is None:
         run.rewards = list(PROMPT_FORMATS[run.prompt_format].rewards)
-    check_is_list(run.rewards)
+    if not isinstance(run.rewards, list):
+        raise InputError(f"rewards must be a list: write rewards: [{run.rewards}]")
+    if not run.rewards:
+        raise InputError("rewards is empty: name at least one; `sologrpo rewards` lists them")
 
 
 def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> None:

@@ -3,10 +3,8 @@
 `Bench` scores them with a reward, called as TRL calls it.
 """
 
-import asyncio
-import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -17,7 +15,6 @@ from transformers import PreTrainedTokenizerBase
 from rewards import Reward, parse_gold
 from rewards.completions import Scores
 from rewards.grading import CLOSE, OPEN
-from rewards.logs import log_nothing
 from sologrpo.prompts import PromptFormat, WorkedExample
 
 COUNTED_TO = 60  # lists of numbers run from 0 to here, which covers most answers of GSM8K
@@ -78,8 +75,8 @@ class Bench:
         """
         scores: Scores = []
         for start in range(0, len(trials), self._batch_size):
-            result = reward(**self._arguments(trials[start : start + self._batch_size]))
-            scores += asyncio.run(result) if inspect.iscoroutine(result) else result
+            batch = trials[start : start + self._batch_size]
+            scores += reward.score(**self._arguments(batch))
         return scores
 
     def _arguments(self, batch: Sequence[Trial]) -> dict[str, Any]:
@@ -94,9 +91,6 @@ class Bench:
         return arguments | {
             "prompts": prompts,
             "completions": texts if isinstance(prompts[0], str) else completions,
-            "trainer_state": None,
-            "log_extra": log_nothing,
-            "log_metric": log_nothing,
         }
 
     def _token_ids(self, text: str) -> list[int]:
@@ -214,7 +208,6 @@ def hostile_completions(
     }
     for case, answer in answers.items():
         completions[case] = render(prompt_format, reasoning, answer)
-    tricks: Callable[[PromptFormat, str, int], dict[str, str]]
     tricks = _tag_tricks if OPEN in prompt_format.completion else _box_tricks
     return completions | tricks(prompt_format, reasoning, gold)
 

@@ -22,15 +22,7 @@ from sologrpo.files import (
 from sologrpo.report.completions import Completions, Scoring, read_completions
 from sologrpo.report.metrics import Metrics
 from sologrpo.report.values import Record, read_or_note
-from sologrpo.schema import (
-    Schema,
-    looked_in,
-    parse,
-    parse_json,
-    read_json,
-    read_text,
-    read_yaml,
-)
+from sologrpo.schema import Schema, looked_in, parse, parse_json, read_json, read_text, read_yaml
 from sologrpo.scoring import records
 from sologrpo.scoring.records import Share, read_records, read_results
 from sologrpo.scoring.statistics import Comparison, Interval
@@ -88,28 +80,22 @@ def read_run(run_dir: Path) -> Run:
         where = f"{run_dir}{looked_in(run_dir)}"
         raise InputError(f"{where} is not a run directory: name one that train.py made")
     notes: list[str] = []
+    read = partial(read_or_note, notes=notes)
     no_config: tuple[Record, Scoring] = ({}, Scoring())
-    config, scoring = read_or_note(_read_config, run_dir / RUN_CONFIG, no_config, notes)
+    config, scoring = read(_read_config, run_dir / RUN_CONFIG, no_config)
+    folder = run_dir / EVALUATIONS
     evaluations = [
-        read_or_note(_read_evaluation, path, None, notes)
-        for path in (run_dir / EVALUATIONS).glob(f"*/{RESULTS}")
+        read(_read_evaluation, path, None) for path in sorted(folder.glob(f"*/{RESULTS}"))
     ]
     return Run(
         name=run_dir.resolve().name,
         config=config,
         scoring=scoring,
-        environment=read_or_note(
-            partial(read_json, schema=dict[str, Any]), run_dir / ENVIRONMENT, {}, notes
-        ),
-        metrics=read_or_note(_read_metrics, run_dir / METRICS, {}, notes),
+        environment=read(partial(read_json, schema=dict[str, Any]), run_dir / ENVIRONMENT, {}),
+        metrics=read(_read_metrics, run_dir / METRICS, {}),
         completions=read_completions(run_dir / COMPLETIONS, scoring, notes),
         evaluations=sorted(filter(None, evaluations), key=_order),
-        precisions=read_or_note(
-            partial(read_json, schema=Precisions),
-            run_dir / EVALUATIONS / PRECISION_TABLE,
-            None,
-            notes,
-        ),
+        precisions=read(partial(read_json, schema=Precisions), folder / PRECISION_TABLE, None),
         notes=notes,
     )
 
@@ -141,12 +127,12 @@ def _read_metrics(path: Path) -> Metrics:
     return {name: sorted(found.items()) for name, found in points.items()}
 
 
-def _read_evaluation(path: Path) -> Evaluation | None:
+def _read_evaluation(path: Path) -> Evaluation:
     label = path.parent.name
     answers = read_records(path.with_name(RECORDS))
     return Evaluation(label, label.startswith("baseline"), read_results(path), answers)
 
 
-def _order(evaluation: Evaluation) -> tuple[bool, bool, str]:
-    """Put the baseline first, then what was compared with it, then the others by name."""
-    return not evaluation.baseline, "baseline" not in evaluation.results, evaluation.label
+def _order(evaluation: Evaluation) -> tuple[bool, bool]:
+    """Put the baseline first, then what was compared with it, then the others."""
+    return not evaluation.baseline, "baseline" not in evaluation.results

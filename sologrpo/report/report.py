@@ -33,13 +33,7 @@ from sologrpo.report.summary import facts, time_split
 from sologrpo.report.values import Record, flatten
 
 TEMPLATES = Path(__file__).parent / "templates"
-FILTERS = (
-    values.percent,
-    values.percent_range,
-    values.points,
-    values.number,
-    values.shorten,
-)
+FILTERS = (values.percent, values.percent_range, values.points, values.number, values.shorten)
 # The settings in which recipes differ most, shown first.
 RECIPE = (
     "model_name_or_path", "load_in_4bit", "lora_r", "lora_alpha", "dataset_name", "prompt_format",
@@ -177,18 +171,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         formatter_class=HelpFormatter,  # without "(default: None)"
     )
     parser.add_argument(
-        "run_dirs",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="a run directory, such as runs/x",
+        "run_dirs", nargs="+", type=Path, metavar="RUN", help="a run directory, such as runs/x"
     )
     parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
+        "--output", type=Path, metavar="FILE",
         help="page of several runs (default: comparison.html next to the first)",
-    )
+    )  # fmt: skip
     arguments = parser.parse_args(argv)
     if len(arguments.run_dirs) > 1:
         written = write_comparison(arguments.run_dirs, arguments.output)

@@ -7,7 +7,7 @@ from sologrpo.console import duration
 from sologrpo.report.evaluation import compare_all
 from sologrpo.report.metrics import REWARD, VALIDATION, Metrics, Points, smoothing_window
 from sologrpo.report.reading import Run
-from sologrpo.report.values import Record, Rows, number, percent
+from sologrpo.report.values import Rows, number, percent
 
 TIMES = "time/"  # seconds by component
 
@@ -15,7 +15,7 @@ TIMES = "time/"  # seconds by component
 def facts(run: Run) -> Rows:
     """List the few numbers at the top of the page; missing ones are left out."""
     steps = run.metrics.get("step", [(0, 0.0)])[-1][0]
-    seconds = sum(part["seconds"] for part in time_split(run.metrics))
+    seconds = sum(mean for _, mean in time_split(run.metrics))
     rows = [
         ("test accuracy", _test_accuracy(run)),
         ("reward, start → end", _start_to_end(run.metrics.get(REWARD, []))),
@@ -54,16 +54,11 @@ def _steps_of_total(steps: int, metrics: Metrics) -> str:
     return f"{steps:,} of {step / progress:,.0f}" if 0 < progress < 1 else f"{steps:,}"
 
 
-def time_split(metrics: Metrics) -> list[Record]:
-    """List the components of a step, longest first, with their mean seconds and fraction."""
-    means = {
-        key.removeprefix(TIMES): fmean(value for _, value in points)
+def time_split(metrics: Metrics) -> list[tuple[str, float]]:
+    """List the components of a step with their mean seconds, longest first."""
+    means = [
+        (key.removeprefix(TIMES), fmean(value for _, value in points))
         for key, points in metrics.items()
         if key.startswith(TIMES)
-    }
-    total = sum(means.values())
-    ordered = sorted(means.items(), key=lambda part: (-part[1], part[0]))
-    return [
-        {"name": name, "seconds": seconds, "share": seconds / total if total else 0.0}
-        for name, seconds in ordered
     ]
+    return sorted(means, key=lambda part: (-part[1], part[0]))
