@@ -15,12 +15,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
+from sologrpo.errors import one_line_errors
 from sologrpo.files import BUNDLED, recipes
+from sologrpo.forgiving import understand
 from sologrpo.startup import start_process
 
 Command = Callable[[Sequence[str]], None]
 
 
+@one_line_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command of `sologrpo`.
 
@@ -30,11 +33,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if argv is None:
         start_process()
     command, *arguments = _named_command(list(sys.argv[1:] if argv is None else argv))
-    from sologrpo.errors import one_line_errors  # after `--help`, which should be fast
-
-    one_line_errors(_run)(command, arguments)
+    COMMANDS[command][0](_understand(command, arguments))
 
 
+@one_line_errors
 def start_script(command: str) -> None:
     """Prepare the process of `train.py` or `evaluate.py`, as `sologrpo` does, before its imports.
 
@@ -42,22 +44,14 @@ def start_script(command: str) -> None:
         command: of `sologrpo` that does the same.
     """
     start_process()
-    from sologrpo.errors import one_line_errors
-
-    one_line_errors(_understand)(command, sys.argv[1:])
+    _understand(command, sys.argv[1:])
 
 
-def _run(command: str, given: Sequence[str]) -> None:
-    _understand(command, given)
-    COMMANDS[command][0](sys.argv[1:])
-
-
-def _understand(command: str, given: Sequence[str]) -> None:
-    """Correct the arguments of the process: commands read a setting's origin there."""
-    from sologrpo.forgiving import understand
-
+def _understand(command: str, given: Sequence[str]) -> Sequence[str]:
+    """Correct the arguments, also those of the process: commands read a setting's origin there."""
     sys.argv = [f"sologrpo {command}", *given]
     sys.argv[1:] = understand(command, given)
+    return sys.argv[1:]
 
 
 class _Parser(argparse.ArgumentParser):
