@@ -98,7 +98,6 @@ def test_card_of_the_adapter(run: Path, tiny_llama: Path, tiny_data: Path) -> No
     assert "load_in_4bit=True" in text
     dtype = json.loads((run / "environment.json").read_text(encoding="utf-8"))["dtype"]
     assert f'bnb_4bit_compute_dtype="{dtype}"' in text
-    assert "--max-lora-rank 8" in text
     assert "Not evaluated." in text
     assert "licence" in text
     card = ModelCard(text)
