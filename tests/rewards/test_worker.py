@@ -200,6 +200,8 @@ def test_processes_end_with_the_trainer(reward, number):
     trainer = subprocess.Popen(
         [sys.executable, "script.py"], env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE, text=True, start_new_session=True,
+        # A shell starts background jobs with Ctrl-C ignored, and they inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     file = Path("ready" if reward == "hangs_with_children" else "loaded")
     wait_for(file.exists)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from trl import ModelConfig
 
-from rewards.completions import text_of, texts_of
+from rewards.completions import text_of
 from scripts import exit_code, train_without_report
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import RENAMED, parse_config
@@ -309,17 +309,6 @@ def test_rows_that_fill_no_batch_at_all() -> None:
 # -- metrics of the families ---------------------------------------------------------------------
 
 
-def digits(completions: list[Any], **kwargs: Any) -> list[float]:
-    texts = texts_of(completions)
-    return [sum(map(str.isdigit, text)) / max(len(text), 1) for text in texts]
-
-
-def digits_of_additions(completions: list[Any], kind: list[str], **kwargs: Any) -> list[float]:
-    """Give no signal to groups of subtractions, which are every second problem."""
-    scores = zip(digits(completions), kind, strict=True)
-    return [score if name == "add" else 0.0 for score, name in scores]
-
-
 @pytest.fixture(scope="module")
 def closing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights that write `</answer>`, one token here, and continue after it."""
@@ -346,13 +335,13 @@ def train(tiny_llama: Path, tiny_data: Path, tmp_path_factory: pytest.TempPathFa
 
     @cache
     def run(
-        name: str, reward: str = "digits", model: Path = tiny_llama, steps: int = 3
+        name: str, reward: str = "digit_share", model: Path = tiny_llama, steps: int = 3
     ) -> tuple[Rows, list[str]]:
         output = tmp_path_factory.mktemp(name)
         small = {
             "model_name_or_path": model, "dataset_name": tiny_data, "output_dir": output,
             "dtype": "float32", "bf16": "false", "max_completion_length": 12, "max_steps": steps,
-            "learning_rate": 0.02, "rewards": f"test_recipes:{reward}", "save_strategy": "no",
+            "learning_rate": 0.02, "rewards": f"digits:{reward}", "save_strategy": "no",
         }  # fmt: skip
         argv = [part for key, value in small.items() for part in (f"--{key}", str(value))]
         assert exit_code(train_without_report(), "--config", f"configs/{name}.yaml", *argv) == 0
@@ -404,7 +393,7 @@ def test_off_policy_updates(train: Train, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_boxed_leaves_out_the_groups_without_signal(train: Train) -> None:
-    rows, texts = train("smoke-boxed", reward="digits_of_additions")
+    rows, texts = train("smoke-boxed", reward="share_in_additions")
     total = len(texts) / len(rows)
     assert total == 32
     for row in rows:
