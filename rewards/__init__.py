@@ -17,30 +17,16 @@ import inspect
 import itertools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rewards.checking import (
-    PASSED_BY_TRL,
-    check_signature,
-    checked,
-    reward_name,
-    source_hash,
-)
+from rewards.checking import PASSED_BY_TRL, Reward, check_signature, checked
 from rewards.correctness import answer_correctness, boxed_correctness, gsm8k_weighted
 from rewards.errors import RewardError, RewardSpecError, one_line
-from rewards.format import (
-    has_strict_format,
-    has_trailing_text,
-    integer_answer,
-    is_integer_answer,
-    strict_format,
-    trailing_text,
-)
+from rewards.format import integer_answer, strict_format, trailing_text
 from rewards.grading import (
     PROMPT_FORMATS,
     Verdict,
-    extract_answer,
     is_correct,
     judge,
     lenient_is_correct,
@@ -60,18 +46,8 @@ __all__ = [
     "Verdict",
     "answer_correctness",
     "boxed_correctness",
-    "check_is_list",
-    "check_signature",
-    "checked",
-    "completion_length",
-    "extract_answer",
-    "gsm8k_weighted",
     "hacking_signs",
-    "has_strict_format",
-    "has_trailing_text",
-    "integer_answer",
     "is_correct",
-    "is_integer_answer",
     "judge",
     "lenient_is_correct",
     "load_reward",
@@ -79,18 +55,12 @@ __all__ = [
     "make_importable",
     "name_of_spec",
     "parse_gold",
-    "reasoning_length",
-    "reward_name",
-    "source_hash",
-    "strict_format",
-    "trailing_text",
 ]
 
-# A reward may be async, so the return type is open.
-Reward = Callable[..., Any]
+Function = Callable[..., Any]  # that scores; it may be async
 Spec = str | Mapping[str, Mapping[str, Any] | None]
 
-REWARDS: dict[str, Reward] = {
+REWARDS: dict[str, Function] = {
     reward.__name__: reward
     for reward in (
         strict_format,
@@ -135,35 +105,28 @@ def load_rewards(
     >>> [reward.__name__ for reward in load_rewards(["strict_format", length])]
     ['strict_format', 'completion_length']
     """
-    check_is_list(specs)
     names = [name_of_spec(spec) for spec in specs]
     for name in names:
         if names.count(name) > 1:
             raise RewardSpecError(f"reward {name!r} is listed twice: list it once, with one weight")
-    processes = itertools.cycle([Worker() for _ in range(workers)])
+    processes = itertools.cycle([Worker(timeout) for _ in range(workers)])
     return [
-        load_remote(spec, name, next(processes), columns, timeout)
-        if workers and ":" in _split(spec)[0]
+        load_remote(spec, name, next(processes), columns)
+        if workers and not _is_built_in(spec)
         else _load_here(spec, name, columns)
         for name, spec in zip(names, specs, strict=True)
     ]
+
+
+def _is_built_in(spec: Spec) -> bool:
+    return ":" not in _split(spec)[0]
 
 
 def _load_here(spec: Spec, name: str, columns: Sequence[str] | None) -> Reward:
     reward = load_reward(spec)
     if columns is not None:
         check_signature(name, reward, columns)
-    return checked(reward, name, trusted=":" not in _split(spec)[0])  # type: ignore[no-any-return]
-
-
-def check_is_list(specs: Any) -> None:
-    """Check that `rewards` is a list.
-
-    Raises:
-        RewardSpecError: it is not a list.
-    """
-    if isinstance(specs, str) or not isinstance(specs, Sequence):
-        raise RewardSpecError(f"rewards must be a list, not {specs!r}: write rewards: [{specs}]")
+    return checked(reward, name, trusted=_is_built_in(spec))
 
 
 def name_of_spec(spec: Spec) -> str:
@@ -175,7 +138,7 @@ def name_of_spec(spec: Spec) -> str:
     return _split(spec)[0].rpartition(":")[2]
 
 
-def load_reward(spec: Spec) -> Reward:
+def load_reward(spec: Spec) -> Function:
     """Load one reward.
 
     Args:
@@ -193,7 +156,7 @@ def load_reward(spec: Spec) -> Reward:
     if not parameters:
         return reward
     _check_parameters(name, reward, parameters)
-    # A partial of a module-level function can be pickled. It has no name until it gets one here.
+    # A partial has no name until it gets one here.
     return functools.update_wrapper(functools.partial(reward, **parameters), reward)
 
 
@@ -208,7 +171,7 @@ def _split(spec: Spec) -> tuple[str, dict[str, Any]]:
     raise RewardSpecError(f"write a reward as {expected}, not {spec!r}")
 
 
-def _built_in(name: str) -> Reward:
+def _built_in(name: str) -> Function:
     if name in REWARDS:
         return REWARDS[name]
     hint = _nearest(name, REWARDS)
@@ -232,7 +195,7 @@ def _is_run_directory(folder: str) -> bool:
     return any(glob.glob(f"{path}/{name}") for path in folders for name in RUN_FILES)
 
 
-def _import(path: str) -> Reward:
+def _import(path: str) -> Function:
     module_name, _, name = path.partition(":")
     make_importable(os.curdir)
     try:
@@ -245,13 +208,12 @@ def _import(path: str) -> Reward:
             f"reward {path!r}: cannot import {module_name!r} ({one_line(error)}); "
             "put the module next to the config or into the current directory"
         ) from error
-    reward = getattr(module, name, None)
-    if reward is None:
-        hint = _nearest(name, vars(module))
-        raise RewardSpecError(f"reward {path!r}: module {module_name!r} has no {name!r}{hint}")
+    reward: Function | None = getattr(module, name, None)
     if not callable(reward):
-        raise RewardSpecError(f"reward {path!r} is a {type(reward).__name__}, not a function")
-    return reward  # type: ignore[no-any-return]
+        hint = _nearest(name, [key for key, value in vars(module).items() if callable(value)])
+        problem = f"module {module_name!r} has no function {name!r}{hint}"
+        raise RewardSpecError(f"reward {path!r}: {problem}")
+    return reward
 
 
 def _check_place(path: str, module_name: str) -> None:
@@ -269,7 +231,7 @@ def _check_place(path: str, module_name: str) -> None:
             )
 
 
-def _check_parameters(name: str, reward: Reward, parameters: dict[str, Any]) -> None:
+def _check_parameters(name: str, reward: Function, parameters: dict[str, Any]) -> None:
     known = {
         key: parameter.default
         for key, parameter in inspect.signature(reward).parameters.items()
@@ -288,6 +250,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
-    matches = difflib.get_close_matches(name, [*known], n=1)
+def _nearest(name: str, known: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""

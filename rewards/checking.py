@@ -10,12 +10,14 @@ import functools
 import hashlib
 import inspect
 import reprlib
+import threading
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from rewards.completions import Scores, prompt_text, text_of
 from rewards.errors import RewardError, RewardSpecError, escaped, one_line
@@ -28,11 +30,11 @@ PASSED_BY_TRL = (
 )
 # Columns that TRL does not pass on (grpo_trainer.py:1584, version 1.16.0).
 _NOT_PASSED = ("prompt", "completion", "completion_ids")
-NOT_COPIED = ("log_extra", "log_metric", "environments")  # they act on the trainer
-Result = TypeVar("Result")
+LOGGERS = {"log_extra", "log_metric"}
 MAX_SHOWN_CHARS = 2_000
 MAX_FLOAT32 = 3.4028235e38  # TRL adds scores up in float32
 NOT_A_LIST = (str, bytes, bytearray, memoryview, Mapping, Set)  # iterable, but no list of scores
+NO_SCORE = ": return a finite number that fits into a float32, or None where it cannot judge"
 
 
 def check_signature(name: str, reward: Any, columns: Sequence[str]) -> None:
@@ -49,95 +51,228 @@ def check_signature(name: str, reward: Any, columns: Sequence[str]) -> None:
     passed = [*PASSED_BY_TRL, *(column for column in columns if column not in _NOT_PASSED)]
     try:
         inspect.signature(reward).bind(**dict.fromkeys(passed))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
+        fix = "write it as a def, and end its parameters with **kwargs"
         if "missing" in str(error):
-            raise RewardSpecError(
-                f"reward {name!r}: {error}, and the data set has no such column; "
-                f"rewards are called with: {', '.join(passed)}"
-            ) from error
-        raise RewardSpecError(
-            f"reward {name!r}: {error}: end its parameters with **kwargs"
-        ) from error
-    except ValueError as error:
-        raise RewardSpecError(f"reward {name!r}: {error}: write it as a def") from error
+            fix = f"the data set has no such column; rewards are called with: {', '.join(passed)}"
+        raise RewardSpecError(f"reward {name!r}: {error}: {fix}") from error
 
 
-def takes_token_ids(reward: Any) -> bool:
-    """Check whether a reward declares the parameter `completion_ids`."""
-    return "completion_ids" in inspect.signature(reward).parameters
+class About(NamedTuple):
+    """Facts about a reward.
 
-
-def reward_name(reward: Any) -> str:
-    """Return the name that a reward is logged under.
-
-    >>> reward_name(reward_name)
-    'reward_name'
+    Attributes:
+        is_async: whether a call has to be awaited.
+        takes_token_ids: whether it declares the parameter `completion_ids`.
+        source_hash: SHA-256 of the source file that defines it, to notice that it was edited.
     """
-    return str(getattr(reward, "__name__", type(reward).__name__))
+
+    is_async: bool
+    takes_token_ids: bool
+    source_hash: str
 
 
-def source_hash(reward: Any) -> str:
-    """Return the SHA-256 of the source file that defines a reward, to notice that it was edited.
+def about(reward: Any) -> About:
+    """Inspect a reward function or callable object."""
+    takes_token_ids = "completion_ids" in inspect.signature(reward).parameters
+    return About(is_async(reward), takes_token_ids, hashlib.sha256(_source_of(reward)).hexdigest())
 
-    Args:
-        reward: as loaded by `load_rewards`, or a plain function or callable object.
 
-    >>> source_hash(reward_name) == source_hash(checked(reward_name))
-    True
-    """
-    if isinstance(reward, Loaded):
-        return reward.source_hash
-    return hashlib.sha256(_source_of(_plain(reward))).hexdigest()
+def is_async(reward: Any) -> bool:
+    """Check whether a call of a reward has to be awaited."""
+    function = _without_partials(reward)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
+
+
+def _without_partials(reward: Any) -> Any:
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    return reward
 
 
 def _source_of(reward: Any) -> bytes:
+    reward = inspect.unwrap(_without_partials(reward))
     for defined in (reward, type(reward)):
         try:
             return Path(inspect.getsourcefile(defined) or "").read_bytes()
         except (TypeError, OSError):  # an object, or code without a file
             continue
-    return reward_name(reward).encode()  # compiled: only its name can change
+    name: str = getattr(reward, "__qualname__", type(reward).__qualname__)
+    return name.encode()  # compiled: only its name can change
 
 
-def _plain(reward: Any) -> Any:
-    """Return the function inside partials and decorators."""
-    reward = inspect.unwrap(reward)
-    while isinstance(reward, functools.partial):
-        reward = inspect.unwrap(reward.func)
-    return reward
+# --- one call, where the reward runs ------------------------------------------------------------
 
 
-def is_async(reward: Any) -> bool:
-    """Check whether a call of a reward has to be awaited."""
-    while isinstance(reward, functools.partial):
-        reward = reward.func
-    return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(reward.__call__)
+class Failure(NamedTuple):
+    """A call that gave no scores, and why.
+
+    Attributes:
+        problem: what the reward did, as in "reward 'x' PROBLEM on completion 3".
+        trace: the reward's own traceback.
+        fix: how to solve it.
+        row: of the batch, if it is known.
+        in_some_row: one completion may be the cause; it is searched for.
+    """
+
+    problem: str
+    trace: str = ""
+    fix: str = ""
+    row: int | None = None
+    in_some_row: bool = False
 
 
-# --- rewards in this process --------------------------------------------------------------------
+Outcome = tuple[Scores, Logs] | Failure
+Caught = type[BaseException] | tuple[type[BaseException], ...]
 
 
-class Loaded:
+def start(
+    reward: Any, arguments: dict[str, Any], caught: Caught = BaseException
+) -> Future[Outcome]:
+    """Call a sync reward, or start to call an async one: their calls share one event loop.
+
+    Args:
+        reward: plain or async.
+        arguments: of the call; the reward may change them.
+        caught: exceptions of a sync reward that are its own, and not a Ctrl-C, for example.
+
+    Returns:
+        The scores and what the reward logged, or its failure.
+    """
+    if is_async(reward):
+        return asyncio.run_coroutine_threadsafe(_outcome(reward, arguments), _event_loop())
+    done: Future[Outcome] = Future()
+    try:
+        _outcome(reward, arguments, caught).send(None)
+    except StopIteration as end:  # nothing is awaited, so the first step is the last
+        done.set_result(end.value)
+    return done
+
+
+@functools.cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="async rewards", daemon=True).start()
+    return loop
+
+
+async def _outcome(
+    reward: Any, arguments: dict[str, Any], caught: Caught = BaseException
+) -> Outcome:
+    count = len(arguments["completions"])
+    logs = Logs(count)
+    try:
+        returned = reward(**arguments | logs.functions())
+        returned = await returned if is_async(reward) else returned
+        if isinstance(returned, NOT_A_LIST) or not isinstance(returned, Iterable):
+            problem = f"returned {_shown(returned)} for {count} completions, not a list of scores"
+            return Failure(problem)
+        values = list(islice(returned, count + 1))  # a generator may have no end
+        if len(values) != count:
+            or_more = " or more" * (len(values) > count)
+            return Failure(f"returned {len(values)}{or_more} scores for {count} completions")
+    except caught as error:
+        return Failure(f"raised {one_line(error)}", _own_trace(error), in_some_row=True)
+    scores: Scores = []
+    for row, value in enumerate(values):
+        try:
+            scores.append(_score(value))
+        except Exception:  # the value's own code
+            return Failure(f"returned {_shown(value)}", fix=NO_SCORE, row=row)
+    return scores, logs
+
+
+def _score(value: Any) -> float | None:
+    if value is None:
+        return None
+    # Neither a string is a score, nor an array of one number.
+    if hasattr(type(value), "__float__") and getattr(value, "shape", ()) == ():
+        number = float(value)
+        if abs(number) <= MAX_FLOAT32:
+            return number
+    raise ValueError
+
+
+def _own_trace(error: BaseException) -> str:
+    frame = error.__traceback__
+    while frame and frame.tb_next and frame.tb_frame.f_code.co_filename == __file__:
+        frame = frame.tb_next
+    return escaped("".join(traceback.format_exception(None, error, frame)))
+
+
+def _shown(value: Any) -> str:
+    return one_line(reprlib.repr(value))
+
+
+# --- loaded rewards, as the trainer calls them --------------------------------------------------
+
+
+Start = Callable[[dict[str, Any]], Future[Outcome]]
+
+
+class Reward:
     """A reward that returns only floats and None, or raises `RewardError`.
 
     Args:
         name: that it is logged under.
-        source_hash: of the file that defines it.
-        takes_token_ids: whether it declares the parameter `completion_ids`.
+        about: the reward.
+        start: starts a call, in this process or another.
     """
 
-    __call__: Callable[..., Any]
-
-    def __init__(self, name: str, source_hash: str, takes_token_ids: bool) -> None:
+    def __init__(self, name: str, about: About, start: Start) -> None:
         self.__name__ = name
-        self.source_hash = source_hash
-        self.takes_token_ids = takes_token_ids
+        self.takes_token_ids = about.takes_token_ids
+        self.source_hash = about.source_hash
+        self._start = start
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Score completions, as TRL calls a reward."""
+        return self._scores(arguments, self._start(arguments).result())
+
+    def score(self, **arguments: Any) -> Scores:
+        """Score outside of training, where nothing is logged; also with an async reward."""
+        arguments |= {"trainer_state": None, **dict.fromkeys(LOGGERS, lambda name, value: None)}
+        return self._scores(arguments, self._start(arguments).result())
+
+    def _scores(self, arguments: dict[str, Any], outcome: Outcome) -> Scores:
+        if isinstance(outcome, Failure):
+            raise self._error(arguments, outcome)
+        scores, logs = outcome
+        logs.replay(arguments)
+        return scores
+
+    def _error(self, arguments: dict[str, Any], failure: Failure) -> RewardError:
+        place, details = "", ""
+        row = self._row_that_fails(arguments) if failure.in_some_row else failure.row
+        count = len(arguments["completions"])
+        if row is not None:
+            place, details = _place_of(arguments, row)
+        elif failure.in_some_row:
+            place = f" on the batch of {count}; each completion alone can be scored"
+        message = f"reward {self.__name__!r} {failure.problem}{place}{failure.fix}"
+        return RewardError(message, failure.trace + details)
+
+    def _row_that_fails(self, arguments: dict[str, Any]) -> int | None:
+        """Find the first completion that raises or ends the process when it is scored alone."""
+        for row in range(len(arguments["completions"])):
+            outcome = self._start(_one_row(arguments, row)).result()
+            if isinstance(outcome, Failure) and outcome.in_some_row:
+                return row
+        return None
 
 
-def checked(reward: Any, name: str = "", trusted: bool = False) -> Any:
-    """Wrap a reward so that it returns only floats and None, or raises `RewardError`.
+class _AsyncReward(Reward):
+    async def __call__(self, **arguments: Any) -> Any:
+        return self._scores(arguments, await asyncio.wrap_future(self._start(arguments)))
 
-    The wrapper is async if the reward is, and can be pickled if the reward can.
+
+def reward_of(name: str, about: About, start: Start) -> Reward:
+    """Return a `Reward` that is async if the function is."""
+    return (_AsyncReward if about.is_async else Reward)(name, about, start)
+
+
+def checked(reward: Any, name: str = "", trusted: bool = False) -> Reward:
+    """Wrap a reward of this process.
 
     Args:
         reward: the reward function.
@@ -151,164 +286,27 @@ def checked(reward: Any, name: str = "", trusted: bool = False) -> Any:
     Traceback (most recent call last):
     rewards.errors.RewardError: reward 'reward_all' returned 1 scores for 2 completions
     """
-    if isinstance(reward, Loaded):
-        return reward
-    wrapper = _CheckedAsync if is_async(reward) else _CheckedSync
-    return wrapper(reward, name or reward_name(reward), trusted)
+
+    def start_here(arguments: dict[str, Any]) -> Future[Outcome]:
+        passed = arguments if trusted else copy.deepcopy(plain(arguments))
+        return start(reward, passed, caught=(Exception, SystemExit))
+
+    return reward_of(name or reward.__name__, about(reward), start_here)
 
 
-class _Checked(Loaded):
-    def __init__(self, reward: Any, name: str, trusted: bool) -> None:
-        super().__init__(name, source_hash(reward), takes_token_ids(reward))
-        self.reward = reward
-        self.trusted = trusted
+def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments that can be copied: without what acts on the trainer.
 
-    async def _scores(self, arguments: dict[str, Any]) -> Scores:
-        copied = dict if self.trusted else copy_of
-        scores, logs = await score(self.__name__, self.reward, lambda: copied(arguments))
-        logs.replay(arguments)
-        return scores
-
-
-class _CheckedAsync(_Checked):
-    async def __call__(self, **arguments: Any) -> Scores:
-        return await self._scores(arguments)
-
-
-class _CheckedSync(_Checked):
-    def __call__(self, **arguments: Any) -> Scores:
-        return run_now(self.__name__, self._scores(arguments))
-
-
-def run_now(name: str, coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run the call of a sync reward without an event loop: its first step is its last.
-
-    Args:
-        name: of the reward.
-        coroutine: of the call.
-
-    Raises:
-        RewardError: the reward is async after all.
+    `trainer_state` becomes plain data, as its class is defined where torch is needed.
     """
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        result: Result = done.value
-        return result
-    coroutine.close()
-    raise RewardError(f"reward {name!r} returned a coroutine: declare it async def")
+    passed = {name: value for name, value in arguments.items() if name not in LOGGERS}
+    if (state := arguments.get("trainer_state")) is not None:
+        fields = {key: value for key, value in vars(state).items() if key != "stateful_callbacks"}
+        passed["trainer_state"] = SimpleNamespace(**fields)
+    return passed
 
 
-def copy_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy the arguments of a call, so that a reward may change them."""
-    return {
-        name: value if name in NOT_COPIED else copy.deepcopy(value)
-        for name, value in {**arguments, **plain_state(arguments)}.items()
-    }
-
-
-def plain_state(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `trainer_state` as plain data: its class is defined where torch is needed."""
-    state = arguments.get("trainer_state")
-    if state is None:
-        return {}
-    fields = {name: value for name, value in vars(state).items() if name != "stateful_callbacks"}
-    return {"trainer_state": SimpleNamespace(**fields)}
-
-
-# --- one call -----------------------------------------------------------------------------------
-
-
-async def score(
-    name: str, reward: Any, arguments: Callable[[], dict[str, Any]]
-) -> tuple[Scores, Logs]:
-    """Call a reward and check what it returns.
-
-    Args:
-        name: of the reward.
-        reward: plain or async.
-        arguments: makes those of the call; each time a copy that the reward may change.
-
-    Returns:
-        The scores, and what the reward logged.
-
-    Raises:
-        RewardError: the reward raised, or returned or logged something that it must not.
-    """
-    try:
-        passed = arguments()
-        count = len(passed["completions"])
-        logs = Logs(name, count)
-        returned = await _result(reward, logs.passed_with(passed))
-        _check_is_list(name, returned, count)
-        scores = list(islice(returned, count + 1))  # a generator may have no end
-    except RewardError:
-        raise
-    except (Exception, SystemExit, asyncio.CancelledError) as error:
-        raise await _failure(name, reward, arguments, error) from None
-    if len(scores) != count:
-        number = len(returned) if isinstance(returned, Sized) else f"{len(scores)} or more"
-        raise RewardError(f"reward {name!r} returned {number} scores for {count} completions")
-    return [_number(name, arguments, row, value) for row, value in enumerate(scores)], logs
-
-
-async def _result(reward: Any, arguments: dict[str, Any]) -> Any:
-    result = reward(**arguments)
-    return await result if isinstance(result, Coroutine) else result
-
-
-def _check_is_list(name: str, returned: Any, count: int) -> None:
-    if isinstance(returned, NOT_A_LIST) or not isinstance(returned, Iterable):
-        problem = f"returned {_shown(returned)} for {count} completions, not a list of scores"
-        raise RewardError(f"reward {name!r} {problem}")
-
-
-def _number(name: str, arguments: Callable[[], dict[str, Any]], row: int, value: Any) -> Any:
-    if value is None:
-        return None
-    problem, fix = f"returned {_shown(value)}", "return a number, or None where it cannot judge"
-    try:
-        # Neither a string is a score, nor an array of one number.
-        if hasattr(type(value), "__float__") and getattr(value, "shape", ()) == ():
-            number = float(value)
-            if abs(number) <= MAX_FLOAT32:
-                return number
-            fix = "return a finite number that fits into a float32, or None where it cannot judge"
-    except Exception as error:  # the value's own code
-        problem = f"{problem} ({one_line(error)})"
-    place, details = place_of(arguments(), row)
-    raise RewardError(f"reward {name!r} {problem} {place}: {fix}", details)
-
-
-async def _failure(
-    name: str, reward: Any, arguments: Callable[[], dict[str, Any]], error: BaseException
-) -> RewardError:
-    """Describe an exception, with the first completion that raises when scored alone."""
-    frame = error.__traceback__
-    while frame and frame.tb_next and frame.tb_frame.f_code.co_filename == __file__:
-        frame = frame.tb_next
-    trace = escaped("".join(traceback.format_exception(None, error, frame)))
-    place, details = await _first_row_that_raises(name, reward, arguments)
-    return RewardError(f"reward {name!r} raised {one_line(error)} {place}", trace + details)
-
-
-async def _first_row_that_raises(
-    name: str, reward: Any, arguments: Callable[[], dict[str, Any]]
-) -> tuple[str, str]:
-    try:
-        passed = arguments()
-    except Exception:  # they cannot even be copied
-        return "when it was called", ""
-    count = len(passed["completions"])
-    for row in range(count):
-        try:
-            await _result(reward, Logs(name, 1).passed_with(one_row(passed, row)))
-        except (Exception, SystemExit, asyncio.CancelledError):
-            return place_of(arguments(), row)
-    return f"on the batch of {count}; each completion alone can be scored", ""
-
-
-def one_row(arguments: Mapping[str, Any], row: int) -> dict[str, Any]:
+def _one_row(arguments: Mapping[str, Any], row: int) -> dict[str, Any]:
     """Return the arguments to score one completion of a batch alone."""
     count = len(arguments["completions"])
     return {
@@ -317,21 +315,18 @@ def one_row(arguments: Mapping[str, Any], row: int) -> dict[str, Any]:
     }
 
 
-def place_of(arguments: dict[str, Any], row: int) -> tuple[str, str]:
+def _place_of(arguments: dict[str, Any], row: int) -> tuple[str, str]:
     """Name a row of the batch; and show the end of its prompt, its gold answer, its completion."""
     text = text_of(arguments["completions"][row])
-    count = len(arguments["completions"])
-    lines = []
+    shown = {}
     if "prompts" in arguments:
-        lines.append(f"prompt:     {_end_of(prompt_text(arguments['prompts'][row]))}\n")
+        shown["prompt"] = prompt_text(arguments["prompts"][row])
     if "answer" in arguments:
-        lines.append(f"answer:     {_end_of(str(arguments['answer'][row]))}\n")
-    lines.append(f"completion: {_end_of(text)}\n")
-    return f"on completion {row} of the batch of {count}, {_end_of(text, 40)}", "".join(lines)
-
-
-def _shown(value: Any) -> str:
-    return one_line(reprlib.repr(value))
+        shown["answer"] = str(arguments["answer"][row])
+    shown["completion"] = text
+    details = "".join(f"{key + ':':11} {_end_of(value)}\n" for key, value in shown.items())
+    count = len(arguments["completions"])
+    return f" on completion {row} of the batch of {count}, {_end_of(text, 40)}", details
 
 
 def _end_of(text: str, limit: int = MAX_SHOWN_CHARS) -> str:

@@ -1,5 +1,7 @@
 """Errors of rewards, each with a message of one line."""
 
+import traceback
+
 MAX_LINE_CHARS = 400
 
 
@@ -12,16 +14,12 @@ class RewardError(Exception):
 
     Args:
         message: one line.
-        details: the reward's own traceback, and the completion.
+        details: the reward's own traceback, and the completion; or an empty string.
     """
 
     def __init__(self, message: str, details: str = "") -> None:
         super().__init__(message)
         self.details = details
-
-    def own_traceback(self) -> str:
-        """Return the reward's own traceback and the completion, or an empty string."""
-        return self.details
 
 
 def one_line(problem: BaseException | str) -> str:
@@ -30,8 +28,8 @@ def one_line(problem: BaseException | str) -> str:
     >>> one_line(ValueError("two\\nlines"))
     'ValueError: two lines'
     """
-    text = problem if isinstance(problem, str) else _describe(problem)
-    text = " ".join(text.split())
+    lines = [problem] if isinstance(problem, str) else traceback.format_exception_only(problem)
+    text = " ".join("".join(lines).split())
     text = text if len(text) <= MAX_LINE_CHARS else f"{text[:MAX_LINE_CHARS]}..."
     return escaped(text)
 
@@ -43,11 +41,3 @@ def escaped(text: str) -> str:
     'red: \\\\x1b[31m'
     """
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
-
-
-def _describe(error: BaseException) -> str:
-    try:
-        message = str(error)
-    except Exception:  # the exception's own code
-        message = ""
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__

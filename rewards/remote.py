@@ -5,7 +5,6 @@ reaches the trainer. A pool of pebble 5.2.3 was tried: it imports the trainer's 
 with it, into each process, takes `os._exit(0)` for a hang, and leaves alone what a reward started.
 """
 
-import asyncio
 import contextlib
 import itertools
 import json
@@ -24,14 +23,13 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rewards.checking import Loaded, one_row, place_of, plain_state
-from rewards.completions import Scores
-from rewards.errors import RewardError, RewardSpecError, escaped, one_line
+from rewards.checking import Failure, Outcome, Reward, plain, reward_of
+from rewards.errors import RewardSpecError, escaped
 
 # The child's search path is the trainer's. `-P`: nothing else is on it while this line runs.
 START = (
-    "import json, sys; _, path, *files = sys.argv; sys.path[:] = json.loads(path); "
-    "from rewards.worker import main; main(*map(int, files))"
+    "import json, sys; path, *arguments = map(json.loads, sys.argv[1:]); sys.path[:] = path; "
+    "from rewards.worker import main; main(*arguments)"
 )
 CHECK_S = 0.2  # seconds between checks that a process still runs and is in time
 TRACE_S = 0.5  # seconds a process has to write down where it is when its time is over
@@ -39,30 +37,30 @@ SIGNALLED = 128  # exit codes above it stand for a signal, as in a shell
 EXIT_S = 1.0  # seconds to wait for the exit code of a process that has ended
 MAX_TRACE_BYTES = 2**16  # capacity of a pipe
 OWN_FOLDER = str(Path(__file__).parent)
-LOGGERS = {"log_extra", "log_metric"}  # the process has its own
-Answer = tuple[Any, ...]
 
 
 class _Request(NamedTuple):
-    answer: Future[Answer]
+    answer: Future[Any]
     deadline: float
 
 
 class _Process:
     """A running process; a thread receives its answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float) -> None:
         self.ended = False
+        self._timeout = timeout
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._sending = threading.Lock()
-        self._requests: dict[int, _Request] = {}
+        self._numbers = itertools.count()
+        self._requests: dict[int, _Request] = {}  # the oldest first
         self._connection, theirs = Pipe()
         self._trace, trace = os.pipe()
         os.set_blocking(self._trace, False)
-        arguments = [json.dumps([*map(str, sys.path)]), str(theirs.fileno()), str(trace)]
+        arguments = [[*map(str, sys.path)], theirs.fileno(), trace, timeout]
         self._popen = subprocess.Popen(
-            [sys.executable, "-P", "-c", START, *arguments],
+            [sys.executable, "-P", "-c", START, *map(json.dumps, arguments)],
             stdin=subprocess.PIPE,  # open for as long as the trainer lives (worker._guard)
             stdout=2,  # what a reward prints goes to standard error
             pass_fds=[theirs.fileno(), trace],
@@ -72,18 +70,19 @@ class _Process:
         os.close(trace)
         threading.Thread(target=self._receive, name="reward worker", daemon=True).start()
 
-    def request(self, number: int, timeout: float, *request: Any) -> Future[Answer]:
+    def request(self, *request: Any) -> Future[Any]:
         """Send a request; the future gets an answer in any case."""
-        answer: Future[Answer] = Future()
+        answer: Future[Any] = Future()
         answer.set_running_or_notify_cancel()  # from now on it cannot be cancelled
-        deadline = time.monotonic() + timeout + TRACE_S if timeout else float("inf")
+        limit = self._timeout + TRACE_S if self._timeout else float("inf")
         with self._lock:
             if self.ended:
-                answer.set_result(self._ending())
+                answer.set_result(self._ending(""))
                 return answer
-            self._requests[number] = _Request(answer, deadline)
+            number = next(self._numbers)
+            self._requests[number] = _Request(answer, time.monotonic() + limit)
         with self._sending, contextlib.suppress(OSError):  # it has ended, as the thread will see
-            self._connection.send((number, timeout, *request))
+            self._connection.send((number, *request))
         return answer
 
     def end(self) -> None:
@@ -94,17 +93,12 @@ class _Process:
             self._popen.wait()
 
     def _receive(self) -> None:
-        late = False
         try:
-            while not late:
+            while not self._is_late():
                 if self._connection.poll(CHECK_S):
                     self._take(*self._connection.recv())
                 elif self._popen.poll() is not None and not self._connection.poll(0):
                     break
-                else:
-                    late = self._is_late()
-            if not late:
-                raise EOFError
         except (EOFError, OSError):  # it has ended: its exit code follows
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._popen.wait(timeout=EXIT_S)
@@ -115,34 +109,41 @@ class _Process:
         with self._lock:
             return any(r.deadline < time.monotonic() for r in self._requests.values())
 
-    def _take(self, number: int, *answer: Any) -> None:
+    def _take(self, number: int, answer: Any) -> None:
         with self._lock:
-            request = self._requests.pop(number, None)
-        if request:
+            request = self._requests.pop(number)
+        if isinstance(answer, Exception):
+            request.answer.set_exception(answer)
+        else:
             request.answer.set_result(answer)
 
     def _close(self) -> None:
         self.end()
         with self._lock:
             self.ended = True
-            requests = sorted(self._requests.values(), key=lambda request: request.deadline)
-            self._requests.clear()
         trace = self._read_trace()
-        for request in requests:
-            late = request.deadline < time.monotonic()
-            request.answer.set_result(("late", trace) if late else self._ending(trace))
+        late = Failure(
+            f"took longer than {self._timeout:g} s",
+            trace,
+            ": make it faster, or raise reward_timeout",
+        )
+        for request in self._requests.values():
+            is_late = request.deadline < time.monotonic()
+            request.answer.set_result(late if is_late else self._ending(trace))
         self._connection.close()
         os.close(self._trace)
         if self._popen.stdin:
             self._popen.stdin.close()
 
-    def _ending(self, trace: str = "") -> Answer:
+    def _ending(self, trace: str) -> Failure:
         code = self._popen.returncode
         number = -code if code < 0 else code - SIGNALLED
-        if number not in [*map(int, signal.Signals)]:
-            return "ended", f"exit code {code}", trace
-        name = signal.Signals(number).name
-        return "ended", f"{name}{', as when memory runs out' * (name == 'SIGKILL')}", trace
+        how = f"exit code {code}"
+        with contextlib.suppress(ValueError):
+            how = signal.Signals(number).name
+        if number == signal.SIGKILL:
+            how += ", as when memory runs out"
+        return Failure(f"ended its process with {how}", trace, in_some_row=True)
 
     def _read_trace(self) -> str:
         """Read where the reward was, from its own first frame."""
@@ -151,36 +152,30 @@ class _Process:
         except BlockingIOError:  # nothing was written
             return ""
         lines = text.splitlines(keepends=True)
-        own = [i for i, line in enumerate(lines) if OWN_FOLDER in line]
-        return escaped("".join(lines[: own[0]] if own else lines))
+        own = itertools.takewhile(lambda line: OWN_FOLDER not in line, lines)
+        return escaped("".join(own))
 
 
 class Worker:
-    """A process for rewards: started when it is first needed, and again after it has ended."""
+    """A process for rewards: started when it is first needed, and again after it has ended.
 
-    def __init__(self) -> None:
+    Args:
+        timeout: seconds for a request until the process is killed; 0 for no limit.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
         self._process: _Process | None = None
-        self._numbers = itertools.count()
 
-    def request(self, timeout: float, *request: Any) -> Future[Answer]:
-        """Send a request.
-
-        Args:
-            timeout: seconds until the process is killed; 0 for no limit.
-            request: what `rewards.worker` understands.
-        """
+    def request(self, *request: Any) -> Future[Any]:
+        """Send what `rewards.worker` understands."""
         if self._process is None or self._process.ended:
-            self._process = _Process()
+            self._process = _Process(self._timeout)
             weakref.finalize(self, self._process.end)
-        return self._process.request(next(self._numbers), timeout, *request)
+        return self._process.request(*request)
 
 
-# --- rewards ------------------------------------------------------------------------------------
-
-
-def load_remote(
-    spec: Any, name: str, worker: Worker, columns: Sequence[str] | None, timeout: float
-) -> Loaded:
+def load_remote(spec: Any, name: str, worker: Worker, columns: Sequence[str] | None) -> Reward:
     """Load a reward in a worker process.
 
     Args:
@@ -188,78 +183,20 @@ def load_remote(
         name: that the reward is logged under.
         worker: the process.
         columns: data set columns, to check that the reward can be called with them.
-        timeout: seconds allowed for the import, and then for each call; 0 for no limit.
 
     Raises:
         RewardSpecError: it cannot be loaded or called.
     """
-    kind, *facts = worker.request(timeout, "load", spec, columns).result()
-    if kind == "done":
-        is_async, *about = facts
-        return (_RemoteAsync if is_async else _RemoteSync)(spec, worker, timeout, name, *about)
-    problem = {
-        "refused": facts[0],
-        "late": f"reward {name!r}: importing its module took longer than reward_timeout, "
-        f"{timeout:g} s: see what the module does when it is imported",
-        "ended": f"reward {name!r}: importing its module ended the process with {facts[0]}: "
-        "see what the module does when it is imported",
-    }
-    raise RewardSpecError(problem[kind])
 
-
-class _Remote(Loaded):
-    def __init__(self, spec: Any, worker: Worker, timeout: float, *about: Any) -> None:
-        super().__init__(*about)
-        self.spec = spec
-        self.worker = worker
-        self.timeout = timeout
-
-    def _request(self, arguments: dict[str, Any]) -> Future[Answer]:
-        passed = arguments | plain_state(arguments) | dict.fromkeys(LOGGERS & arguments.keys())
+    def start(arguments: dict[str, Any]) -> Future[Outcome]:
+        passed = plain(arguments)
         step = getattr(passed.get("trainer_state"), "global_step", 0)
         seed = zlib.crc32(repr((step, passed["completions"])).encode(errors="surrogatepass"))
-        try:
-            data = pickle.dumps(passed, pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # a value's own code
-            raise RewardError(
-                f"reward {self.__name__!r}: its arguments cannot be sent to its process "
-                f"({one_line(error)}): set reward_workers: 0"
-            ) from None
-        return self.worker.request(self.timeout, "score", self.spec, seed, data)
+        data = pickle.dumps(passed, pickle.HIGHEST_PROTOCOL)
+        return worker.request("score", spec, seed, data)
 
-    def _scores(self, arguments: dict[str, Any], answer: Answer) -> Scores:
-        kind, *facts = answer
-        if kind == "done":
-            scores, logs = facts
-            logs.replay(arguments)
-            return scores  # type: ignore[no-any-return]
-        if kind in ("error", "refused"):
-            raise RewardError(*facts)
-        if kind == "late":
-            count = len(arguments["completions"])
-            raise RewardError(
-                f"reward {self.__name__!r} did not score {count} completions within "
-                f"{self.timeout:g} s: make it faster, or raise reward_timeout",
-                *facts,
-            )
-        how, trace = facts
-        place, details = self._row_that_ends_it(arguments)
-        problem = f"reward {self.__name__!r} ended its process with {how} {place}"
-        raise RewardError(problem, trace + details)
-
-    def _row_that_ends_it(self, arguments: dict[str, Any]) -> tuple[str, str]:
-        count = len(arguments["completions"])
-        for row in range(count):
-            if self._request(one_row(arguments, row)).result()[0] in ("ended", "late"):
-                return place_of(arguments, row)
-        return f"on the batch of {count}; each completion alone can be scored", ""
-
-
-class _RemoteAsync(_Remote):
-    async def __call__(self, **arguments: Any) -> Scores:
-        return self._scores(arguments, await asyncio.wrap_future(self._request(arguments)))
-
-
-class _RemoteSync(_Remote):
-    def __call__(self, **arguments: Any) -> Scores:
-        return self._scores(arguments, self._request(arguments).result())
+    about = worker.request("load", spec, columns).result()
+    if isinstance(about, Failure):
+        problem = f"{about.problem} while its module was imported"
+        raise RewardSpecError(f"reward {name!r} {problem}{about.fix}")
+    return reward_of(name, about, start)

@@ -4,10 +4,8 @@ It answers one request at a time, in its main thread, where a reward may set an 
 async rewards share one event loop in a thread, and run concurrently.
 """
 
-import asyncio
 import contextlib
 import faulthandler
-import functools
 import os
 import pickle
 import random
@@ -15,39 +13,30 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from typing import Any
 
 from rewards import load_reward, name_of_spec
-from rewards.checking import (
-    check_signature,
-    is_async,
-    run_now,
-    score,
-    source_hash,
-    takes_token_ids,
-)
-from rewards.errors import RewardError, RewardSpecError, one_line
-
-Answer = tuple[Any, ...]
+from rewards.checking import about, check_signature, start
+from rewards.errors import RewardSpecError
 
 SIGNALLED = 128  # exit codes above it stand for a signal, as in a shell
 
 
-def main(connection: int, trace: int) -> None:
+def main(connection: int, trace: int, timeout: float) -> None:
     """Answer requests until the trainer is gone.
 
     Args:
         connection: file descriptor that requests come from.
         trace: file descriptor for the traceback of a crash or a reward that takes too long.
+        timeout: seconds until that traceback; 0 for no limit.
     """
     _guard(connection, trace)
     with contextlib.suppress(ValueError):
         faulthandler.enable(file=trace)
     # Standard output is standard error here (`rewards.remote`); lines appear when they are printed.
     sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
-    _Server(Connection(connection), trace).serve()
+    _Server(Connection(connection), trace, timeout).serve()
 
 
 def _guard(*open_files: int) -> None:
@@ -75,9 +64,10 @@ def _guard(*open_files: int) -> None:
 
 
 class _Server:
-    def __init__(self, connection: Connection, trace: int) -> None:
+    def __init__(self, connection: Connection, trace: int, timeout: float) -> None:
         self._connection = connection
         self._trace = trace
+        self._timeout = timeout
         self._sending = threading.Lock()
         self._pid = os.getpid()
         self._rewards: dict[str, Any] = {}
@@ -85,27 +75,24 @@ class _Server:
     def serve(self) -> None:
         while True:
             try:
-                number, seconds, task, *request = self._connection.recv()
+                number, task, *request = self._connection.recv()
             except EOFError:
                 return
-            if seconds:
-                faulthandler.dump_traceback_later(seconds, file=self._trace)
+            if self._timeout:
+                faulthandler.dump_traceback_later(self._timeout, file=self._trace)
             try:
-                answer = self._load(*request) if task == "load" else self._score(*request)
+                if task == "load":
+                    self._load(number, *request)
+                else:
+                    self._score(number, *request)
             except RewardSpecError as error:
-                answer = ("refused", str(error))
-            except RewardError as error:
-                answer = _failed(error)
-            if isinstance(answer, Future):
-                answer.add_done_callback(functools.partial(self._send_result, number))
-            else:
-                self._send(number, answer)
+                self._send(number, error)
 
-    def _load(self, spec: Any, columns: Sequence[str] | None) -> Answer:
+    def _load(self, number: int, spec: Any, columns: Sequence[str] | None) -> None:
         reward = self._reward(spec)
         if columns is not None:
             check_signature(name_of_spec(spec), reward, columns)
-        return "done", is_async(reward), source_hash(reward), takes_token_ids(reward)
+        self._send(number, about(reward))
 
     def _reward(self, spec: Any) -> Any:
         key = repr(spec)
@@ -113,39 +100,18 @@ class _Server:
             self._rewards[key] = load_reward(spec)
         return self._rewards[key]
 
-    def _score(self, spec: Any, seed: int, arguments: bytes) -> Answer | Future[Answer]:
-        name, reward = name_of_spec(spec), self._reward(spec)
+    def _score(self, number: int, spec: Any, seed: int, arguments: bytes) -> None:
+        reward = self._reward(spec)
         _seed(seed)
-        coroutine = _outcome(name, reward, arguments)
-        if is_async(reward):
-            return asyncio.run_coroutine_threadsafe(coroutine, _event_loop())
-        return run_now(name, coroutine)
+        outcome = start(reward, pickle.loads(arguments))
+        outcome.add_done_callback(lambda done: self._send(number, done.result()))
 
-    def _send_result(self, number: int, done: Future[Answer]) -> None:
-        self._send(number, done.result())
-
-    def _send(self, number: int, answer: Answer) -> None:
+    def _send(self, number: int, answer: Any) -> None:
         if os.getpid() != self._pid:  # the reward forked, and its child came back here
             os._exit(0)
         faulthandler.cancel_dump_traceback_later()
         with self._sending:
-            self._connection.send((number, *answer))
-
-
-async def _outcome(name: str, reward: Any, arguments: bytes) -> Answer:
-    try:
-        scores, logs = await score(name, reward, lambda: pickle.loads(arguments))
-    except RewardError as error:
-        return _failed(error)
-    except (
-        BaseException
-    ) as error:  # such as KeyboardInterrupt: nobody but the reward raises it here
-        return _failed(RewardError(f"reward {name!r} raised {one_line(error)}"))
-    return "done", scores, logs
-
-
-def _failed(error: RewardError) -> Answer:
-    return "error", str(error), error.details
+            self._connection.send((number, answer))
 
 
 def _seed(seed: int) -> None:
@@ -155,10 +121,3 @@ def _seed(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
-
-
-@functools.cache
-def _event_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="async rewards", daemon=True).start()
-    return loop

@@ -15,12 +15,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
+from sologrpo.errors import one_line_errors
 from sologrpo.files import BUNDLED, recipes
+from sologrpo.forgiving import understand
 from sologrpo.startup import start_process
 
 Command = Callable[[Sequence[str]], None]
 
 
+@one_line_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command of `sologrpo`.
 
@@ -30,9 +33,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if argv is None:
         start_process()
     command, *arguments = _named_command(list(sys.argv[1:] if argv is None else argv))
-    _run(command, arguments)
+    COMMANDS[command][0](_understand(command, arguments))
 
 
+@one_line_errors
 def start_script(command: str) -> None:
     """Prepare the process of `train.py` or `evaluate.py`, as `sologrpo` does, before its imports.
 
@@ -43,24 +47,10 @@ def start_script(command: str) -> None:
     _understand(command, sys.argv[1:])
 
 
-def _run(command: str, given: Sequence[str]) -> None:
-    from sologrpo.errors import one_line_errors  # after `--help`, which should be fast
-
-    arguments = _understand(command, given)
-    one_line_errors(COMMANDS[command][0])(arguments)
-
-
 def _understand(command: str, given: Sequence[str]) -> Sequence[str]:
     """Correct the arguments, also those of the process: commands read a setting's origin there."""
-    from sologrpo.errors import one_line_errors
-    from sologrpo.forgiving import understand
-
-    @one_line_errors
-    def correct() -> None:
-        sys.argv[1:] = understand(command, given)
-
     sys.argv = [f"sologrpo {command}", *given]
-    correct()
+    sys.argv[1:] = understand(command, given)
     return sys.argv[1:]
 
 
@@ -111,7 +101,7 @@ def _main_of(module: str) -> Command:
 def _rewards(arguments: Sequence[str]) -> None:
     if arguments and arguments[0] == "check":
         _main_of("sologrpo.plan.reward_check")(arguments[1:])
-    _main_of("rewards.__main__")(arguments)
+    _main_of("rewards.command")(arguments)
 
 
 def _recipes(arguments: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 if TYPE_CHECKING:
     from hub_stand_in import HubStandIn
+    from server import Server
 
 # Read by the libraries when they are imported, so set here, before any test module is.
 _CACHE = tempfile.TemporaryDirectory(prefix="sologrpo-tests-")
@@ -61,6 +62,16 @@ def config_file(tmp_path: Path, tiny_llama: Path, tiny_data: Path) -> Path:
     settings = tiny_config(tiny_llama, tiny_data, tmp_path / "run")
     path.write_text(yaml.safe_dump(settings | {"save_steps": 1}), encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Server]":
+    """Runs commands in forks of a process that has imported everything, which takes seconds."""
+    from server import Server
+
+    server = Server(tmp_path_factory.mktemp("server"))
+    yield server
+    server.close()
 
 
 @pytest.fixture

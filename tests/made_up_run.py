@@ -7,6 +7,10 @@ from typing import Any
 
 import pandas as pd
 
+from sologrpo.schema import parse
+from sologrpo.scoring.records import Record, hash_text
+from sologrpo.scoring.summary import summarise
+
 ATTACK = "</pre></details><script>document.title='owned'</script><img src=x onerror=alert(1)>"
 STEPS = 40
 PROBLEMS = 60
@@ -76,42 +80,47 @@ def write_completions(folder: Path, step: int) -> None:
 
 
 def eval_record(index: int, correct: bool, completion: str) -> dict[str, Any]:
+    question = f"Mina has {index} boxes of 6 pens and gives away 2 pens. How many are left?"
     return {
         "index": index,
-        "question": f"Mina has {index} boxes of 6 pens and gives away 2 pens. How many are left?",
+        "question_hash": hash_text(question),
+        "question": question,
         "gold": f"#### {6 * index - 2}",
+        "prompt_format": "xml",
+        "prompt": question,
+        "kind": "share" if index % 2 else "add",
         "completion": completion,
+        "completion_tokens": 60 + index,
+        "stop_reason": "length" if index % 11 == 0 else "end_token",
+        "truncated": index % 11 == 0,
         "extracted": str(6 * index - 2) if correct else None,
         "correct": correct,
         "lenient_correct": correct or index % 5 == 0,
         "format_ok": correct,
-        "truncated": index % 11 == 0,
-        "completion_tokens": 60 + index,
+        "trailing_text": False,
+        "integer_answer": correct,
+        "samples": [],
     }
 
 
 def write_eval(run_dir: Path, label: str, right: list[bool], **extra: Any) -> None:
+    rows = [eval_record(i, ok, f"<answer>\n{i}\n</answer>") for i, ok in enumerate(right)]
     results = {
-        "n": len(right),
-        "accuracy": sum(right) / len(right),
-        "accuracy_ci95": [sum(right) / len(right) - 0.12, sum(right) / len(right) + 0.12],
-        "accuracy_lenient": 0.55,
-        "format_rate": 0.7,
-        "truncated_rate": 0.05,
-        "trailing_text_rate": 0.0,
-        "mean_completion_tokens": 123.4,
+        **summarise([parse(Record, row, "row") for row in rows]),
+        "seconds": 5.0,
+        "tokens_per_second": 123.4,
+        "label": label,
         "model": "HuggingFaceTB/SmolLM2-135M",
+        "adapter": None if label.startswith("baseline") else "adapter",
         "precision": "bf16",
-        "by_kind": {"add": {"n": 30, "accuracy": 0.5}, "share": {"n": 30, "accuracy": 0.2}},
+        "prompt_format": "xml",
+        "settings": {},
         **extra,
     }
     folder = run_dir / "eval" / label
     folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
-    write_lines(
-        folder / "records.jsonl",
-        [eval_record(i, ok, f"<answer>\n{i}\n</answer>") for i, ok in enumerate(right)],
-    )
+    write_lines(folder / "records.jsonl", rows)
 
 
 def write_run(root: Path) -> Path:
@@ -119,6 +128,7 @@ def write_run(root: Path) -> Path:
     root.mkdir(parents=True)
     config = "model_name_or_path: HuggingFaceTB/SmolLM2-135M\nlearning_rate: 1.0e-05\n"
     config += "hub_token: hf_secret\nlora_target_modules: [q_proj, v_proj]\n"
+    config += "rewards: [strict_format, answer_correctness]\n"
     (root / "config.yaml").write_text(config)
     environment = {"python": "3.11.2", "packages": {"trl": "1.16.0"}, "device": "cpu"}
     (root / "environment.json").write_text(json.dumps(environment))
@@ -127,8 +137,8 @@ def write_run(root: Path) -> Path:
         write_completions(root / "completions", step)
     before = [i % 3 == 0 for i in range(PROBLEMS)]
     after = [(i % 3 == 0 and i % 9 != 0) or i % 2 == 0 for i in range(PROBLEMS)]
-    write_eval(root, "baseline", before, adapter=None)
-    write_eval(root, "trained", after, adapter="adapter")
+    write_eval(root, "baseline", before)
+    write_eval(root, "trained", after)
     return root
 
 
@@ -141,11 +151,13 @@ def attack_everywhere(run_dir: Path) -> None:
     (run_dir / "config.yaml").write_text(json.dumps({ATTACK: ATTACK, "model_name_or_path": ATTACK}))
     (run_dir / "environment.json").write_text(json.dumps({ATTACK: {ATTACK: [ATTACK]}}))
     table = {"step": [1], "prompt": [ATTACK], "completion": [ATTACK], ATTACK: [ATTACK]}
+    table["advantage"] = [0.0]
     (run_dir / "completions").mkdir()
     pd.DataFrame(table).to_parquet(run_dir / "completions" / "completions_00001.parquet")
     hostile = {"model": ATTACK, "precision": ATTACK, "by_kind": {ATTACK: {"n": 2, "accuracy": 0.5}}}
     for label, right in (("baseline", [True, False]), ("trained", [False, True])):
         write_eval(run_dir, label, right, **hostile)
         records = [eval_record(i, ok, ATTACK) for i, ok in enumerate(right)]
-        hurt = [{**r, "question": ATTACK, "gold": ATTACK, "extracted": ATTACK} for r in records]
+        fields = {"question": ATTACK, "gold": f"{ATTACK} #### 1", "extracted": ATTACK}
+        hurt = [{**record, **fields, "kind": ATTACK} for record in records]
         write_lines(run_dir / "eval" / label / "records.jsonl", hurt)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts import run_script, script_environment
+from server import Server, catches
 from sologrpo.errors import InputError, RunError, one_line_errors, printable
 
 # The quickstart as it is shipped, but for its sizes. The tiny model is as wrong as any other.
@@ -31,28 +32,38 @@ def quickstart(model: Path, run: Path, *more: str) -> list[str]:
     return [*options, "--output_dir", str(run), *SHORT, *more]
 
 
-@pytest.mark.parametrize("more", [(), NF4, BF16], ids=["fp32", "nf4", "bf16"])
-def test_a_start_prints_only_our_lines(
-    more: tuple[str, ...], tiny_llama: Path, tmp_path: Path
+def assert_only_our_lines(out: str, err: str, run: Path) -> None:
+    others = [line for line in err.splitlines() if not line.startswith("sampling engine")]
+    assert others == []
+    lines = [line for line in out.splitlines() if not line.startswith(str(run))]
+    assert {line.split()[0] for line in lines} <= set(OUR_LINES)  # paths may be lines of their own
+
+
+# In four bits, as that loads bitsandbytes too.
+def test_a_start_prints_only_our_lines(tiny_llama: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trained = run_script("train", *quickstart(tiny_llama, run, *NF4), cwd=tmp_path)
+    assert trained.returncode == 0
+    assert_only_our_lines(trained.stdout, trained.stderr, run)
+    command = ("--run", str(run), "--limit", "2", "--no_baseline")
+    assert run_script("evaluate", *command, cwd=tmp_path).stderr == ""
+
+
+@pytest.mark.parametrize("more", [(), BF16], ids=["fp32", "bf16"])
+def test_training_prints_only_our_lines(
+    more: tuple[str, ...], server: Server, tiny_llama: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    trained = run_script("train", *quickstart(tiny_llama, run, *more), cwd=tmp_path)
-    assert trained.returncode == 0
-    assert [
-        line for line in trained.stderr.splitlines() if not line.startswith("sampling engine")
-    ] == []
-    lines = [line for line in trained.stdout.splitlines() if not line.startswith(str(run))]
-    assert {line.split()[0] for line in lines} <= set(OUR_LINES)  # paths may be lines of their own
-    if more == NF4:
-        command = ("--run", str(run), "--limit", "2", "--no_baseline")
-        assert run_script("evaluate", *command, cwd=tmp_path).stderr == ""
+    trained = server.run_command("train", *quickstart(tiny_llama, run, *more), cwd=tmp_path)
+    assert trained.code == 0
+    assert_only_our_lines(trained.out, trained.err, run)
 
 
+# Of `doctor`, below.
 @pytest.mark.parametrize(
-    "command",
-    [["doctor"], ["rewards"], ["rewards", "check", "--config", "quickstart"], ["recipes"]],
+    "command", [["rewards"], ["rewards", "check", "--config", "quickstart"], ["recipes"]],
     ids=" ".join,
-)
+)  # fmt: skip
 def test_a_command_prints_nothing_on_stderr(command: list[str], tmp_path: Path) -> None:
     done = sologrpo(*command, cwd=tmp_path)
     assert done.communicate()[1] == ""
@@ -69,10 +80,7 @@ def sologrpo(*arguments: str, cwd: Path, stdout: int = subprocess.PIPE) -> "subp
 
 def wait_for_handlers(process: "subprocess.Popen[str]") -> None:
     """Wait until Python has started: before, nothing of ours runs. It catches no SIGTERM itself."""
-    caught = 0
-    while process.poll() is None and not caught & 1 << (signal.SIGTERM - 1):
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    while process.poll() is None and not catches(process.pid, signal.SIGTERM):
         time.sleep(0.01)
 
 
@@ -83,22 +91,41 @@ def stop(process: "subprocess.Popen[str]", number: signal.Signals) -> tuple[int,
     return process.returncode, errors
 
 
-def test_ctrl_c_at_any_moment_ends_in_one_line(tiny_llama: Path, tmp_path: Path) -> None:
-    command = ["train", *quickstart(tiny_llama, tmp_path / "whole")]
-    started = time.monotonic()
-    assert sologrpo(*command, cwd=tmp_path).wait() == 0
-    life = time.monotonic() - started
-    codes = []
-    for tenth in range(10):
-        command = ["train", *quickstart(tiny_llama, tmp_path / f"run-{tenth}")]
+def test_ctrl_c_at_any_moment_of_the_imports_ends_in_one_line(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    command = ("train", *quickstart(tiny_llama, tmp_path / "run"))
+    process, started = sologrpo(*command, cwd=tmp_path), time.monotonic()
+    assert process.stdout is not None
+    process.stdout.readline()  # they are over
+    seconds = time.monotonic() - started
+    assert stop(process, signal.SIGINT) == (130, ["error: stopped by Ctrl-C"])
+    for share in (0.0, 0.2, 0.4, 0.6, 0.8):
         process = sologrpo(*command, cwd=tmp_path)
         wait_for_handlers(process)
-        time.sleep(life * tenth / 10)
-        code, errors = stop(process, signal.SIGINT)
-        codes.append(code)
+        time.sleep(seconds * share)
+        assert stop(process, signal.SIGINT) == (130, ["error: stopped by Ctrl-C"])
+
+
+def test_ctrl_c_at_any_moment_after_the_imports_ends_in_one_line(
+    server: Server, tiny_llama: Path, tmp_path: Path
+) -> None:
+    command = ("train", *quickstart(tiny_llama, tmp_path / "whole"))
+    whole = server.run_command(*command, cwd=tmp_path)
+    assert whole.code == 0, whole
+    codes = []
+    for tenth in range(10):
+        command = ("train", *quickstart(tiny_llama, tmp_path / f"run-{tenth}"))
+        with server.running_command(*command, cwd=tmp_path) as process:
+            process.wait_until_started()
+            time.sleep(whole.seconds * tenth / 10)
+            process.send_signal(signal.SIGINT)
+        assert process.ended is not None
+        codes.append(process.ended.code)
         # While training, two lines precede it.
+        errors = process.ended.err.splitlines()
         others = [line for line in errors if not line.startswith(("SIGINT: this step", "stopped"))]
-        assert others == (["error: stopped by Ctrl-C"] if code else [])
+        assert others == (["error: stopped by Ctrl-C"] if codes[-1] else [])
     assert set(codes) <= {0, 130}  # 0: it was faster than the first time
     assert codes.count(130) >= 3  # on a machine that was busy at the first time only
 

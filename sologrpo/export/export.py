@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -78,6 +79,7 @@ class Export:
     Attributes:
         settings: of the evaluation of the run: model, adapter, data, and the flags of the export.
         adapter: of the run.
+        made_from: describes everything that the models depend on.
         folders: of the models to be saved, in the order of making.
         finished: gaps of the models that an earlier call saved and measured.
         problems: on which models are compared; None if all are finished.
@@ -86,6 +88,7 @@ class Export:
 
     settings: EvaluationSettings
     adapter: Path
+    made_from: dict[str, Any]
     folders: dict[str, Path]
     finished: dict[str, list[Gap]]
     problems: Dataset | None = None
@@ -122,7 +125,7 @@ def begin_export(settings: EvaluationSettings) -> Export | None:
     repository = None
     if arguments.push_to_hub and not arguments.dry_run:
         repository = open_repository(arguments.push_to_hub, arguments.private)
-    return Export(settings, settings.adapter, folders, finished, problems, repository)
+    return Export(settings, settings.adapter, made_from, folders, finished, problems, repository)
 
 
 def _model_folders(arguments: ExportArguments, default: Path) -> dict[str, Path]:
@@ -228,7 +231,7 @@ def _make_merged(export: Export, check: ParityCheck) -> list[Gap]:
         release_unused()
         gaps.append(check.measure(kind, merges[kind]))
     gaps.sort(key=lambda gap: (math.isnan(gap.kl), gap.kl))
-    finish(merges.pop(gaps[0].name), target, fingerprint(export.settings), gaps)
+    finish(merges.pop(gaps[0].name), target, export.made_from, gaps)
     for folder in merges.values():
         shutil.rmtree(folder)
     return gaps
@@ -270,7 +273,7 @@ def _make_4bit(export: Export, check: ParityCheck) -> list[Gap]:
     save_4bit(export.folders["merged"], folder, export.settings.trust_remote_code)
     release_unused()
     gaps = [check.measure(REQUANTISED, folder)]
-    finish(folder, export.folders["4bit"], fingerprint(export.settings), gaps)
+    finish(folder, export.folders["4bit"], export.made_from, gaps)
     return gaps
 
 

@@ -65,9 +65,7 @@ def finished_gaps(folder: Path, made_from: dict[str, Any]) -> list[Gap] | None:
     Raises:
         InputError: if the folder holds anything else.
     """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file: give a folder")
-    if not folder.is_dir() or not any(folder.iterdir()):
+    if not folder.exists() or not any(folder.iterdir()):
         return None
     marker = folder / MARKER
     if not marker.is_file():

@@ -57,9 +57,11 @@ def open_repository(name: str, private: bool = False) -> str:
         The full name, `USER/NAME`.
 
     Raises:
+        InputError: if it is not a name.
         HubError: if there is no token or the Hub does not accept it, if the repository cannot be
             written to, or if it is public and `private` was asked for.
     """
+    check_repository_name(name)
     if get_token() is None:
         raise HubError(f"no Hub token: {_NEW_TOKEN}")
     api = HfApi()

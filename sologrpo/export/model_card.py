@@ -25,7 +25,7 @@ from sologrpo.files import (
 from sologrpo.hub import is_hub_name
 from sologrpo.schema import Schema, read_json
 from sologrpo.scoring.records import read_results
-from sologrpo.scoring.table import paired_line
+from sologrpo.scoring.table import paired_line, score_rows
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
 # Written by `sologrpo model` next to a model that was not downloaded from the Hub.
@@ -39,15 +39,6 @@ RECIPE = (
     "use_rslora", "use_dora", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant",
     "dtype", "seed",
 )  # fmt: skip
-RATES = (
-    ("accuracy", "accuracy, strict"),
-    ("accuracy_lenient", "accuracy, lenient (last number)"),
-    ("format_rate", "expected format"),
-    ("truncated_rate", "cut off"),
-)
-# Ranks that vLLM's --max-lora-rank accepts (vllm/config/lora.py).
-VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-
 Record = Mapping[str, Any]
 Evaluations = Sequence[tuple[str, Record]]  # label and results
 
@@ -122,9 +113,8 @@ def write_card(
         base_is_on_hub="/" in base,
         data=public_name(str(config["dataset_name"])) if "dataset_name" in config else None,
         config=config,
-        vllm_rank=_vllm_rank(config),
         evaluations=evaluations,
-        rates=RATES,
+        score_rows=score_rows([results for _, results in evaluations]),
         comparisons=[paired_line(*item) for item in evaluations if "baseline" in item[1]],
         gaps=gaps,
         gap_rows=gap_table(gaps) if gaps else [],
@@ -195,11 +185,3 @@ def _eval_result(label: str, scores: Record) -> EvalResult:
         f"n = {scores.get('n')})",
         metric_value=round(100 * scores["accuracy"], 2),
     )
-
-
-def _vllm_rank(config: Record) -> int | None:
-    """Return the `--max-lora-rank` that the adapter needs; None if vLLM cannot load it."""
-    rank = config.get("lora_r")
-    if rank is None or config.get("use_dora"):
-        return None
-    return next((limit for limit in VLLM_RANKS if limit >= rank), None)

@@ -16,7 +16,7 @@ from transformers.trainer_utils import HubStrategy
 
 from sologrpo.console import print_line, print_warning
 from sologrpo.errors import InputError, first_line
-from sologrpo.export.hub import check_repository_name, open_repository, push_folder
+from sologrpo.export.hub import open_repository, push_folder
 from sologrpo.export.model_card import write_card
 from sologrpo.files import CHECKPOINT
 
@@ -45,7 +45,6 @@ class PushToHub(TrainerCallback):  # type: ignore[misc]
         self._last: Future[str] | None = None
         if args.push_to_hub and args.process_index == 0:
             name = args.hub_model_id or Path(args.output_dir).absolute().name
-            check_repository_name(name)
             self._repository = open_repository(name, bool(args.hub_private_repo))
 
     def on_save(

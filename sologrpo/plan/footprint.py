@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import BitsAndBytesConfig
 from trl import ModelConfig
 
 from sologrpo.config.arguments import SoloGRPOConfig
@@ -114,14 +113,13 @@ def _activation_bytes(policy: PeftModel) -> int:
 
 def _quantised(policy: PeftModel) -> int:
     """Count the weights that bitsandbytes quantises: linear layers without the LM head."""
-    kept = BitsAndBytesConfig(load_in_4bit=True).llm_int8_skip_modules or ["lm_head"]
     named = ((name.removesuffix(".base_layer"), m) for name, m in policy.named_modules())
     return sum(
         module.weight.numel()
         for name, module in named
         if isinstance(module, torch.nn.Linear)
         and ".lora_" not in name
-        and name.rpartition(".")[2] not in kept
+        and name.rpartition(".")[2] != "lm_head"
     )
 
 

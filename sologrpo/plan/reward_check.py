@@ -18,7 +18,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from rewards import Reward, RewardError, load_rewards, reward_name
+from rewards import Reward, RewardError, load_rewards
 from rewards.completions import Scores
 from rewards.errors import escaped
 from sologrpo.config.arguments import SoloGRPOConfig
@@ -212,7 +212,7 @@ def check_run(argv: Sequence[str]) -> Report:
 
 
 def _result_of(reward: Any, weight: float) -> RewardResult:
-    return RewardResult(reward_name(reward), weight, reward.takes_token_ids)
+    return RewardResult(reward.__name__, weight, reward.takes_token_ids)
 
 
 def _gate(args: SoloGRPOConfig, results: Sequence[RewardResult]) -> RewardResult | None:
@@ -255,7 +255,7 @@ def check_reward(
         _check_golds(result, reward, bench, answers)
     except RewardError as error:
         result.problems.append(str(error).removeprefix(f"reward {result.name!r} "))
-        result.fault = error.own_traceback().strip()
+        result.fault = error.details.strip()
 
 
 def _check_golds(result: RewardResult, reward: Reward, bench: Bench, answers: Answers) -> None:

@@ -3,12 +3,9 @@
 `Bench` scores them with a reward, called as TRL calls it.
 """
 
-import asyncio
-import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from datasets import Dataset
@@ -17,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 from rewards import Reward, parse_gold
 from rewards.completions import Scores
 from rewards.grading import CLOSE, OPEN
-from rewards.logs import log_nothing
 from sologrpo.prompts import PromptFormat, WorkedExample
 
 COUNTED_TO = 60  # lists of numbers run from 0 to here, which covers most answers of GSM8K
@@ -64,7 +60,6 @@ class Bench:
         self._batch_size = batch_size
         self._tokenizer: Any = tokenizer
         self._max_tokens = max_tokens
-        self._ids: dict[str, list[int]] = {}
 
     def scores(self, reward: Reward, trials: Sequence[Trial]) -> Scores:
         """Score trials with one reward.
@@ -78,8 +73,8 @@ class Bench:
         """
         scores: Scores = []
         for start in range(0, len(trials), self._batch_size):
-            result = reward(**self._arguments(trials[start : start + self._batch_size]))
-            scores += asyncio.run(result) if inspect.iscoroutine(result) else result
+            batch = trials[start : start + self._batch_size]
+            scores += reward.score(**self._arguments(batch))
         return scores
 
     def _arguments(self, batch: Sequence[Trial]) -> dict[str, Any]:
@@ -90,22 +85,14 @@ class Bench:
         texts = [trial.text for trial in batch]
         completions = [[{"role": "assistant", "content": text}] for text in texts]
         if self._tokenizer is not None:
-            arguments["completion_ids"] = [self._token_ids(text) for text in texts]
+            # Not verbose: a text may be longer than the model's context.
+            ids = self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+            end = self._tokenizer.eos_token_id
+            arguments["completion_ids"] = [[*row, end][: self._max_tokens] for row in ids]
         return arguments | {
             "prompts": prompts,
             "completions": texts if isinstance(prompts[0], str) else completions,
-            "trainer_state": None,
-            "log_extra": log_nothing,
-            "log_metric": log_nothing,
         }
-
-    def _token_ids(self, text: str) -> list[int]:
-        # Every reward gets the same texts, and encoding them takes longer than most rewards do.
-        if text not in self._ids:
-            # Not verbose: a text may be longer than the model's context.
-            ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-            self._ids[text] = [*ids, self._tokenizer.eos_token_id][: self._max_tokens]
-        return self._ids[text]
 
 
 # --- right answers ------------------------------------------------------------------------------
@@ -164,20 +151,16 @@ def render(prompt_format: PromptFormat, reasoning: str, answer: str) -> str:
 
 
 def varied_rows(golds: Sequence[str]) -> list[int]:
-    """Choose a few rows with golds of different kinds, where there are such rows.
+    """Choose the first row, and those of the least and the greatest gold and of 0, if there is one.
+
+    The least is negative and the greatest written with a comma, where there are such golds.
 
     >>> varied_rows(["7", "18", "-5", "1200", "0", "30000", "4"])
-    [0, 2, 3, 4, 5]
+    [0, 2, 4, 5]
     """
     values = [int(gold) for gold in golds]
-    first_of_kind = [
-        range(len(values)),
-        (row for row, value in enumerate(values) if value >= 1000),  # written with a comma
-        (row for row, value in enumerate(values) if value < 0),
-        (row for row, value in enumerate(values) if value == 0),
-        [values.index(max(values))],
-    ]
-    return sorted({row for rows in first_of_kind for row in islice(rows, 1)})
+    chosen = [values[0], min(values), max(values), *(value for value in values if value == 0)]
+    return sorted({values.index(value) for value in chosen})
 
 
 # --- tricks -------------------------------------------------------------------------------------
@@ -214,7 +197,6 @@ def hostile_completions(
     }
     for case, answer in answers.items():
         completions[case] = render(prompt_format, reasoning, answer)
-    tricks: Callable[[PromptFormat, str, int], dict[str, str]]
     tricks = _tag_tricks if OPEN in prompt_format.completion else _box_tricks
     return completions | tricks(prompt_format, reasoning, gold)
 

@@ -5,7 +5,7 @@ Text that comes from a run is escaped, because Plotly reads tags such as `<b>` a
 """
 
 import html
-import math
+from collections import ChainMap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -16,15 +16,16 @@ import plotly.graph_objects as go
 from sologrpo.report.metrics import (
     REWARD,
     UNSMOOTHED,
+    Metrics,
     Panel,
     Points,
     is_zero,
     lines_of,
     load_chapters,
-    series,
     smoothed,
 )
-from sologrpo.report.values import Record
+from sologrpo.report.reading import Evaluation
+from sologrpo.report.values import Record, spread
 
 # Distinct in print, in the dark and for most colour-blind readers.
 COLOURS = ("#2f6fde", "#e07b00", "#0f9d70", "#c9408f", "#8458d6", "#8a7a00")
@@ -38,12 +39,12 @@ Curve = tuple[str, str, Points]  # metric, name in the legend, values by step
 
 
 def draw_chapters(
-    metrics: list[Record], labels: dict[str, str]
+    metrics: Metrics, labels: dict[str, str]
 ) -> tuple[dict[str, list[Record]], list[str]]:
     """Draw the charts of one run.
 
     Args:
-        metrics: rows of `metrics.jsonl`.
+        metrics: points by metric.
         labels: what to call a reward instead of its name.
 
     Returns:
@@ -54,28 +55,28 @@ def draw_chapters(
     for chapter, panels in load_chapters().items():
         for panel in panels:
             lines = lines_of(panel, metrics, labels)
-            curves = [(key, label, series(metrics, key)) for key, label in lines.items()]
+            curves = [(key, label, metrics.get(key, [])) for key, label in lines.items()]
             if not any(points for _, _, points in curves):
                 continue
             if all(is_zero(points) for _, _, points in curves):
                 zero.append(panel.title)
                 continue
-            right = series(metrics, panel.right) if panel.right else []
+            right = metrics.get(panel.right, []) if panel.right else []
             drawn.setdefault(chapter, []).append(_line_chart(panel, curves, right))
     return drawn, zero
 
 
-def draw_overlays(runs: dict[str, list[Record]]) -> dict[str, list[Record]]:
+def draw_overlays(runs: dict[str, Metrics]) -> dict[str, list[Record]]:
     """Draw one chart a metric, with a line for each run that logged it.
 
     Args:
-        runs: rows of `metrics.jsonl` by the name of the run.
+        runs: metrics by the name of the run.
 
     Returns:
         Charts by chapter.
     """
     drawn = {}
-    everything = [row for metrics in runs.values() for row in metrics]
+    everything = dict(ChainMap(*runs.values()))
     for chapter, panels in load_chapters().items():
         compared = [
             (panel, key, label)
@@ -88,9 +89,9 @@ def draw_overlays(runs: dict[str, list[Record]]) -> dict[str, list[Record]]:
     return drawn
 
 
-def _overlay(panel: Panel, key: str, label: str, runs: dict[str, list[Record]]) -> Record | None:
+def _overlay(panel: Panel, key: str, label: str, runs: dict[str, Metrics]) -> Record | None:
     """Draw one metric of several runs; None if it is zero or missing in all of them."""
-    curves = [(key, name, series(metrics, key)) for name, metrics in runs.items()]
+    curves = [(key, name, metrics.get(key, [])) for name, metrics in runs.items()]
     if all(is_zero(points) for _, _, points in curves):
         return None
     single = panel.compared == 1 or key == REWARD
@@ -99,36 +100,31 @@ def _overlay(panel: Panel, key: str, label: str, runs: dict[str, list[Record]]) 
     return _line_chart(replace(panel, title=title, hint=hint, right=None), curves, overlay=True)
 
 
-def draw_accuracies(scores: Sequence[Record]) -> Record | None:
-    """Draw accuracies as dots with their intervals on a scale of 0 to 100 %.
-
-    Args:
-        scores: with label, accuracy, interval and whether it is the baseline, as `score` returns.
-    """
-    shown = [row for row in scores if row["accuracy"] is not None and 0 <= row["accuracy"] <= 1]
-    if not shown:
+def draw_accuracies(evaluations: Sequence[Evaluation]) -> Record | None:
+    """Draw accuracies as dots with their intervals on a scale of 0 to 100 %."""
+    if not evaluations:
         return None
-    values = [row["accuracy"] for row in shown]
-    ends = [row["interval"] or (row["accuracy"], row["accuracy"]) for row in shown]
+    values = [e.results["accuracy"] for e in evaluations]
+    ends = [e.results["accuracy_ci95"] for e in evaluations]
     above = [high - value for value, (_, high) in zip(values, ends, strict=True)]
     below = [value - low for value, (low, _) in zip(values, ends, strict=True)]
-    colours = [NEUTRAL_COLOUR if row["baseline"] else COLOURS[0] for row in shown]
+    colours = [NEUTRAL_COLOUR if e.baseline else COLOURS[0] for e in evaluations]
     trace = go.Scatter(
         x=values,
-        y=[*range(len(shown))],
+        y=[*range(len(evaluations))],
         error_x={"array": above, "arrayminus": below, "color": NEUTRAL_COLOUR},
         mode="markers",
         marker={"size": 12, "color": colours},
         hovertemplate="%{x:.1%}<extra></extra>",
     )
     layout = {
-        "height": 60 + 2 * ROW_HEIGHT * len(shown),
+        "height": 60 + 2 * ROW_HEIGHT * len(evaluations),
         "margin": {"l": 24, "r": 24},
         "xaxis": {"range": [0, 1], "dtick": 0.25, "tickformat": ".0%"},
         "yaxis": {
-            "range": [len(shown) - 0.5, -0.7],
-            "tickvals": [*range(len(shown))],
-            "ticktext": [html.escape(row["label"]) for row in shown],
+            "range": [len(evaluations) - 0.5, -0.7],
+            "tickvals": [*range(len(evaluations))],
+            "ticktext": [html.escape(e.label) for e in evaluations],
             "ticklabelposition": "inside top",
             "ticklabelshift": 6,
         },
@@ -187,11 +183,11 @@ def _traces(
     """Draw the line, whose hover text is the single step, and for the reward the steps as dots."""
     if not points:
         return []
-    logged = _thinned(points)
+    logged = spread(points, MAX_POINTS)
     marked = len(points) == 1 or (key.startswith(UNSMOOTHED) and len(points) <= MAX_MARKED_POINTS)
     name = html.escape(name)
     curve = go.Scatter(
-        **_xy(_thinned(smoothed(key, points))),
+        **_xy(spread(smoothed(key, points), MAX_POINTS)),
         name=name,
         mode="lines+markers" if marked else "lines",
         line={"color": colour, "dash": dash, "width": 3 if key == REWARD else 2},
@@ -207,11 +203,6 @@ def _traces(
 
 def _xy(points: Points) -> dict[str, list[Any]]:
     return {"x": [step for step, _ in points], "y": [float(f"{value:.4g}") for _, value in points]}
-
-
-def _thinned(points: Points) -> Points:
-    """Keep at most `MAX_POINTS`, evenly spread, the last among them."""
-    return points[:: -max(1, math.ceil(len(points) / MAX_POINTS))][::-1]
 
 
 def _chart(title: str, hint: str, traces: Iterable[go.Scatter], layout: Record) -> Record:

@@ -1,11 +1,13 @@
 """Collect what the page of several runs shows."""
 
+import os.path
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sologrpo.report.charts import draw_accuracies, draw_overlays
-from sologrpo.report.evaluation import compare, score
-from sologrpo.report.reading import Evaluation, Run, is_baseline
+from sologrpo.report.evaluation import compare
+from sologrpo.report.reading import Evaluation, Run
 from sologrpo.report.summary import facts
 from sologrpo.report.values import Record, Rows, flatten
 
@@ -19,8 +21,8 @@ def comparison_page(runs: Sequence[Run]) -> Record:
     Args:
         runs: at least two, with different names. The others are compared with the first.
     """
-    scores = [
-        {**score(evaluation), "label": f"{run.name}, {evaluation.label}"}
+    evaluations = [
+        replace(evaluation, label=f"{run.name}, {evaluation.label}")
         for run in runs
         for evaluation in run.evaluations
     ]
@@ -29,8 +31,8 @@ def comparison_page(runs: Sequence[Run]) -> Record:
         "notes": [f"{run.name}: {note}" for run in runs for note in run.notes],
         "names": [run.name for run in runs],
         "facts": _side_by_side([facts(run) for run in runs]),
-        "scores": scores,
-        "accuracies": draw_accuracies(scores),
+        "evaluations": evaluations,
+        "accuracies": draw_accuracies(evaluations),
         "against_first": _against_first(runs),
         "chapters": draw_overlays({run.name: run.metrics for run in runs}),
         "config": _differences([flatten(run.config) for run in runs]),
@@ -39,16 +41,14 @@ def comparison_page(runs: Sequence[Run]) -> Record:
 
 
 def distinct_names(run_dirs: Sequence[Path]) -> list[str]:
-    """Name runs by their folder, with as many of its parents as are needed to tell them apart.
+    """Name runs by their paths, without the folders that all share.
 
     Args:
         run_dirs: all different.
     """
-    parts = [run_dir.resolve().parts for run_dir in run_dirs]
-    depth = 1
-    while len({path[-depth:] for path in parts}) < len({*parts}):
-        depth += 1
-    return ["/".join(path[-depth:]) for path in parts]
+    paths = [run_dir.resolve() for run_dir in run_dirs]
+    shared = os.path.commonpath([path.parent for path in paths])
+    return [str(path.relative_to(shared)) for path in paths]
 
 
 def _side_by_side(columns: Sequence[Rows]) -> list[tuple[str, list[str]]]:
@@ -76,4 +76,4 @@ def _against_first(runs: Sequence[Run]) -> list[Record]:
 
 
 def _trained(run: Run) -> Evaluation | None:
-    return next((e for e in run.evaluations if not is_baseline(e)), None)
+    return next((e for e in run.evaluations if not e.baseline), None)

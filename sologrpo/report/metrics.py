@@ -1,20 +1,17 @@
-"""Turn `metrics.jsonl` into series, and choose the charts that a report draws of them."""
+"""Choose the charts that a report draws of the metrics, and smooth their lines."""
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
 import yaml
 
-from sologrpo.report.values import Record, finite
-
-Points = list[tuple[int, float]]
+Points = list[tuple[int, float]]  # step and value, sorted by step
+Metrics = dict[str, Points]  # by name; `step` is among them
 
 REWARD, VALIDATION = "reward", "eval_accuracy"
-REWARD_FAMILY, TIME_FAMILY = "rewards/", "time/"  # scores by reward, seconds by component
 UNSMOOTHED = ("eval_", "memory/", "learning_rate")  # drawn as they are, not as moving averages
 ALMOST_ZERO = 1e-12
 
@@ -39,91 +36,21 @@ def load_chapters() -> dict[str, list[Panel]]:
     return {title: [Panel(**panel) for panel in panels] for title, panels in chapters.items()}
 
 
-def lines_of(panel: Panel, metrics: list[Record], labels: dict[str, str]) -> dict[str, str]:
+def lines_of(panel: Panel, metrics: Metrics, labels: dict[str, str]) -> dict[str, str]:
     """List the lines of a chart: names in the legend by metric.
 
     Args:
         panel: the chart.
-        metrics: rows of `metrics.jsonl`, which name the metrics of a family.
+        metrics: of the run; they name the members of a family.
         labels: what to call a reward instead of its name.
     """
-    family = _family(panel.family, metrics, labels) if panel.family else {}
+    family = {
+        key: labels.get(found[1], found[1])
+        for key in sorted(metrics)
+        if panel.family and (found := re.fullmatch(panel.family, key, re.DOTALL))
+    }
     # A single component is the same number again.
     return panel.lines | (family if len(family) > 1 or not panel.lines else {})
-
-
-def _family(prefix: str, metrics: list[Record], labels: dict[str, str]) -> dict[str, str]:
-    """List the logged metrics that start with a prefix, with their names in the legend.
-
-    Times that are zero at every step are left out.
-    """
-    names = {}
-    for key in sorted({key for row in metrics for key in row if key.startswith(prefix)}):
-        points, reward = series(metrics, key), reward_of(key)
-        if reward and points:
-            names[key] = labels.get(reward, reward)
-        elif prefix == TIME_FAMILY and is_zero(points):
-            continue
-        elif prefix != REWARD_FAMILY and points:
-            names[key] = key.removeprefix(prefix).replace("_", " ")
-    return names
-
-
-def reward_labels(config: Record) -> dict[str, str]:
-    """Name each reward that has a weight: `strict_format (weight 0.2)`.
-
-    Args:
-        config: content of `config.yaml`; without `rewards` and `reward_weights` of one length, no
-            reward is named.
-    """
-    names, weights = config.get("rewards"), config.get("reward_weights")
-    if not isinstance(names, list) or not isinstance(weights, list) or len(names) != len(weights):
-        return {}
-    labels = {}
-    for entry, weight in zip(names, weights, strict=True):
-        name = str(next(iter(entry), "") if isinstance(entry, dict) else entry).rsplit(":", 1)[-1]
-        labels[name] = f"{name} (weight {weight})"
-    return labels
-
-
-def reward_of(key: str) -> str | None:
-    """Return the reward whose mean a metric is: `format` of `rewards/format/mean`."""
-    found = re.fullmatch(f"{REWARD_FAMILY}(.+)/mean", key, re.DOTALL)
-    return found[1] if found else None
-
-
-# --- numbers ---------------------------------------------------------------------------------
-
-
-def series(metrics: list[Record], key: str) -> Points:
-    """Collect the finite values of one metric by step.
-
-    A step that was trained again after a resume counts once.
-
-    Args:
-        metrics: rows of `metrics.jsonl`, in any order.
-        key: name of the metric.
-
-    Example:
-        >>> series([{"step": 2, "kl": 0.5}, {"step": 1, "kl": 0.1}, {"step": 3, "kl": None}], "kl")
-        [(1, 0.1), (2, 0.5)]
-    """
-    points: dict[int, float] = {}
-    for row in metrics:
-        step, value = finite(row.get("step")), finite(row.get(key))
-        if step is not None and value is not None:
-            points[int(step)] = value
-    return sorted(points.items())
-
-
-def moving_average(values: Sequence[float], window: int) -> list[float]:
-    """Average each value with those before it.
-
-    Args:
-        values: of consecutive logged steps.
-        window: number of values to average; fewer are at the start.
-    """
-    return [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
 
 
 def smoothing_window(count: int) -> int:
@@ -132,16 +59,19 @@ def smoothing_window(count: int) -> int:
 
 
 def smoothed(key: str, points: Points) -> Points:
-    """Return the points that are drawn of a metric: moving averages, but for a few metrics.
+    """Return the points that are drawn of a metric: the mean of each and those before it.
 
     Args:
-        key: name of the metric, which decides whether it is averaged.
-        points: all its points, sorted by step.
+        key: name of the metric; a few are not averaged.
+        points: all its points.
     """
     if key.startswith(UNSMOOTHED):
         return points
-    averages = moving_average([value for _, value in points], smoothing_window(len(points)))
-    return [(step, value) for (step, _), value in zip(points, averages, strict=True)]
+    values, window = [value for _, value in points], smoothing_window(len(points))
+    return [
+        (step, fmean(values[max(0, end - window) : end]))
+        for end, (step, _) in enumerate(points, start=1)
+    ]
 
 
 def is_zero(points: Points) -> bool:

@@ -1,9 +1,12 @@
 """Read a run directory into plain data. Missing and damaged files become notes, never errors."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from pydantic import ConfigDict, Field
 
 from sologrpo.errors import InputError
 from sologrpo.files import (
@@ -16,32 +19,52 @@ from sologrpo.files import (
     RESULTS,
     RUN_CONFIG,
 )
-from sologrpo.report.completions import Completions, Scoring, read_completions
-from sologrpo.report.values import Record
-from sologrpo.schema import looked_in, parse, parse_json, read_bytes, read_json, read_yaml
+from sologrpo.report.completions import Completions, Settings, read_completions
+from sologrpo.report.metrics import Metrics
+from sologrpo.report.values import Record, read_or_note
+from sologrpo.schema import Schema, looked_in, parse, parse_json, read_json, read_text, read_yaml
+from sologrpo.scoring import records
+from sologrpo.scoring.records import Share, read_records, read_results
+from sologrpo.scoring.statistics import Comparison, Interval
+
+
+class Precision(Comparison):
+    """The adapter in one numeric form, against the trained one."""
+
+    accuracy_ci95: Interval
+    differing_rate: Share
+
+
+class Precisions(Schema):
+    """The content of `precisions.json`; `trained` is one of the forms."""
+
+    trained: str
+    precisions: dict[str, Precision]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One folder of `eval/`."""
+    """One folder of `eval/`: the content of `results.json`, and the records."""
 
     label: str
+    baseline: bool
     results: Record
-    records: list[Record]
+    records: list[records.Record]
 
 
 @dataclass(frozen=True)
 class Run:
-    """The content of a run directory; `notes` name the files that could not be read."""
+    """The content of a run directory; `notes` tell which files could not be read."""
 
     name: str
     config: Record
+    settings: Settings
     environment: Record
-    metrics: list[Record]
+    metrics: Metrics
     completions: Completions
     evaluations: list[Evaluation]
-    precisions: Record
-    notes: list[str] = field(default_factory=list)
+    precisions: Precisions | None
+    notes: list[str]
 
 
 def read_run(run_dir: Path) -> Run:
@@ -57,73 +80,59 @@ def read_run(run_dir: Path) -> Run:
         where = f"{run_dir}{looked_in(run_dir)}"
         raise InputError(f"{where} is not a run directory: name one that train.py made")
     notes: list[str] = []
-    metrics = _read_json_lines(run_dir / METRICS, METRICS, notes)
-    config = _read_mapping(run_dir / RUN_CONFIG, read_yaml, notes)
+    read = partial(read_or_note, notes=notes)
+    no_config: tuple[Record, Settings] = ({}, Settings())
+    config, settings = read(_read_config, run_dir / RUN_CONFIG, no_config)
+    folder = run_dir / EVALUATIONS
+    evaluations = [
+        read(_read_evaluation, path, None) for path in sorted(folder.glob(f"*/{RESULTS}"))
+    ]
     return Run(
         name=run_dir.resolve().name,
         config=config,
-        environment=_read_mapping(run_dir / ENVIRONMENT, read_json, notes),
-        metrics=metrics,
-        completions=read_completions(run_dir / COMPLETIONS, Scoring(config, metrics), notes),
-        evaluations=_read_evaluations(run_dir / EVALUATIONS, notes),
-        precisions=_read_mapping(run_dir / EVALUATIONS / PRECISION_TABLE, read_json, notes),
+        settings=settings,
+        environment=read(partial(read_json, schema=dict[str, Any]), run_dir / ENVIRONMENT, {}),
+        metrics=read(_read_metrics, run_dir / METRICS, {}),
+        completions=read_completions(run_dir / COMPLETIONS, settings, notes),
+        evaluations=sorted(filter(None, evaluations), key=_order),
+        precisions=read(partial(read_json, schema=Precisions), folder / PRECISION_TABLE, None),
         notes=notes,
     )
 
 
-def _read_json_lines(path: Path, name: str, notes: list[str]) -> list[Record]:
-    """Read the objects of a JSON Lines file, with a note for each line that is not an object."""
-    rows: list[Record] = []
-    try:
-        lines = read_bytes(path).splitlines() if path.exists() else []
-    except InputError:
-        notes.append(f"{name} could not be read")
-        return rows
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            text = line.decode("utf-8", "replace")
-            rows.append(parse(dict[str, Any], parse_json(text, name), name))
-        except InputError:
-            notes.append(f"{name}: line {number} is damaged and was skipped")
-    return rows
+def _read_config(path: Path) -> tuple[Record, Settings]:
+    config = read_yaml(path, dict[str, Any])
+    return config, parse(Settings, config, path)
 
 
-def _read_mapping(
-    path: Path, read: Callable[[Path, type[Record]], Record], notes: list[str]
-) -> Record:
-    """Read a JSON or YAML file; empty if it is missing or, with a note, damaged."""
-    try:
-        return read(path, dict[str, Any]) if path.exists() else {}
-    except InputError:
-        notes.append(f"{path.name} could not be read")
-        return {}
+class _Row(Schema):
+    """A row of `metrics.jsonl`: the step, and values by metric."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float | None] = Field(init=False)
+
+    step: int
 
 
-def _read_evaluations(folder: Path, notes: list[str]) -> list[Evaluation]:
-    """Read all evaluations: the baseline first, then those compared with it, then by name."""
-    evaluations = []
-    for path in sorted(folder.glob(f"*/{RESULTS}")):
-        label = path.parent.name
-        results = _read_mapping(path, read_json, notes)
-        records = _read_json_lines(path.with_name(RECORDS), f"eval/{label}/{RECORDS}", notes)
-        if results:
-            evaluations.append(Evaluation(label, results, records))
-    return sorted(
-        evaluations, key=lambda e: (not is_baseline(e), "delta" not in e.results, e.label)
-    )
+def _read_metrics(path: Path) -> Metrics:
+    """Read the points of each metric. A step that was trained again after a resume counts once."""
+    points: dict[str, dict[int, float]] = defaultdict(dict)
+    # The trainer may be writing the last line, which has no line break yet.
+    for number, line in enumerate(read_text(path).split("\n")[:-1], start=1):
+        where = f"{path}, line {number}"
+        row = parse(_Row, parse_json(line, where), where)
+        for name, value in row:
+            if value is not None:
+                points[name][row.step] = value
+    return {name: sorted(found.items()) for name, found in points.items()}
 
 
-def is_baseline(evaluation: Evaluation) -> bool:
-    """Return whether an evaluation is of the untrained model.
+def _read_evaluation(path: Path) -> Evaluation:
+    label = path.parent.name
+    answers = read_records(path.with_name(RECORDS))
+    return Evaluation(label, label.startswith("baseline"), read_results(path), answers)
 
-    A merged model has no adapter either, so the label counts before the field.
-    """
-    if evaluation.label.startswith("base"):
-        return True
-    results = evaluation.results
-    settings = results.get("settings")
-    hashed = settings.get("adapter_hash", True) if isinstance(settings, dict) else True
-    untrained = not results.get("adapter", hashed)
-    return untrained and "delta" not in results and "merged" not in evaluation.label
+
+def _order(evaluation: Evaluation) -> tuple[bool, bool]:
+    """Put the baseline first, then what was compared with it, then the others."""
+    return not evaluation.baseline, "baseline" not in evaluation.results

@@ -25,23 +25,15 @@ from sologrpo.files import REPORT, REWARD_CURVE, write_atomically
 from sologrpo.report import values
 from sologrpo.report.charts import draw_accuracies, draw_chapters
 from sologrpo.report.comparison import comparison_page, distinct_names
-from sologrpo.report.evaluation import before_and_after, kinds, precisions, rates, score
-from sologrpo.report.metrics import reward_labels, series, smoothing_window
+from sologrpo.report.evaluation import compare_all, kinds, list_problems, rates, verdict_sentence
+from sologrpo.report.metrics import REWARD, smoothing_window
 from sologrpo.report.reading import Run, read_run
 from sologrpo.report.reward_curve import draw_reward_curve
 from sologrpo.report.summary import facts, time_split
 from sologrpo.report.values import Record, flatten
 
 TEMPLATES = Path(__file__).parent / "templates"
-FILTERS = (
-    values.percent,
-    values.percent_range,
-    values.points,
-    values.number,
-    values.p_value,
-    values.first_line,
-)
-UNWRITABLE = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
+FILTERS = (values.percent, values.percent_range, values.points, values.number, values.shorten)
 # The settings in which recipes differ most, shown first.
 RECIPE = (
     "model_name_or_path", "load_in_4bit", "lora_r", "lora_alpha", "dataset_name", "prompt_format",
@@ -63,7 +55,7 @@ def write_report(run_dir: Path) -> Path:
         Path of the page.
 
     Raises:
-        InputError: if there is no such directory, or it is read-only.
+        InputError: if there is no such directory.
 
     Example:
         >>> write_report(Path("runs/nowhere"))
@@ -71,8 +63,10 @@ def write_report(run_dir: Path) -> Path:
         sologrpo.errors.InputError: runs/nowhere is not a run directory: name one that train.py made
     """
     run = read_run(run_dir)
-    _write(run_dir / REWARD_CURVE, draw_reward_curve(run.metrics, run.name))
-    return _write(run_dir / REPORT, _render("report.html.j2", _run_page(run)))
+    write_atomically(run_dir / REWARD_CURVE, draw_reward_curve(run.metrics, run.name))
+    path = run_dir / REPORT
+    write_atomically(path, _render("report.html.j2", _run_page(run)))
+    return path
 
 
 def write_comparison(run_dirs: Sequence[Path], path: Path | None = None) -> Path:
@@ -86,45 +80,38 @@ def write_comparison(run_dirs: Sequence[Path], path: Path | None = None) -> Path
         Path of the page.
 
     Raises:
-        InputError: if there is no such directory, one is named twice, or it is read-only.
+        InputError: if there is no such directory, or one is named twice.
     """
     if len({run_dir.resolve() for run_dir in run_dirs}) < len(run_dirs):
         raise InputError("a run directory is named twice: name each once")
     names = distinct_names(run_dirs)
     runs = [replace(read_run(path), name=name) for path, name in zip(run_dirs, names, strict=True)]
     path = path or run_dirs[0].resolve().parent / "comparison.html"
-    return _write(path, _render("comparison.html.j2", comparison_page(runs)))
-
-
-def _write(path: Path, content: str | bytes) -> Path:
-    try:
-        write_atomically(path, content)
-    except UNWRITABLE as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror}: name a folder you can write to"
-        ) from error
+    write_atomically(path, _render("comparison.html.j2", comparison_page(runs)))
     return path
 
 
 def _run_page(run: Run) -> Record:
     """Return the values of the template for one run."""
-    drawn, zero = draw_chapters(run.metrics, reward_labels(run.config))
-    scores = [score(evaluation) for evaluation in run.evaluations]
+    drawn, zero = draw_chapters(run.metrics, run.settings.labels())
+    comparisons = compare_all(run.evaluations)
     recipe = {key: run.config[key] for key in RECIPE if run.config.get(key) is not None}
     return {
         "name": run.name,
         "notes": run.notes,
         "facts": facts(run),
-        "scores": scores,
-        "accuracies": draw_accuracies(scores),
+        "evaluations": run.evaluations,
+        "accuracies": draw_accuracies(run.evaluations),
         "rates": rates(run.evaluations),
         "kinds": kinds(run.evaluations),
-        "precisions": precisions(run.precisions),
+        "precisions": run.precisions,
         "results": [(e.label, flatten(e.results)) for e in run.evaluations],
-        **before_and_after(run.evaluations),
+        "comparisons": comparisons,
+        "verdict": verdict_sentence(comparisons[0]) if comparisons else None,
+        "problems": list_problems(run.evaluations),
         "chapters": drawn,
         "zero": zero,
-        "window": smoothing_window(len(series(run.metrics, "reward"))),
+        "window": smoothing_window(len(run.metrics.get(REWARD, []))),
         "completions": run.completions,
         "time_split": time_split(run.metrics),
         "recipe": flatten(recipe),
@@ -184,18 +171,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         formatter_class=HelpFormatter,  # without "(default: None)"
     )
     parser.add_argument(
-        "run_dirs",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="a run directory, such as runs/x",
+        "run_dirs", nargs="+", type=Path, metavar="RUN", help="a run directory, such as runs/x"
     )
     parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
+        "--output", type=Path, metavar="FILE",
         help="page of several runs (default: comparison.html next to the first)",
-    )
+    )  # fmt: skip
     arguments = parser.parse_args(argv)
     if len(arguments.run_dirs) > 1:
         written = write_comparison(arguments.run_dirs, arguments.output)

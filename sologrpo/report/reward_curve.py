@@ -11,25 +11,23 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from sologrpo.report.charts import COLOURS, MAX_MARKED_POINTS, VALIDATION_COLOUR
 from sologrpo.report.metrics import (
     REWARD,
-    REWARD_FAMILY,
     VALIDATION,
-    Panel,
+    Metrics,
     Points,
     lines_of,
-    series,
+    load_chapters,
     smoothed,
     smoothing_window,
 )
-from sologrpo.report.values import Record
 
 NO_SIGNAL, LENGTH = "frac_reward_zero_std", "completions/mean_length"
 
 
-def draw_reward_curve(metrics: list[Record], title: str) -> bytes:
+def draw_reward_curve(metrics: Metrics, title: str) -> bytes:
     """Draw the reward and validation over steps and, below, signal and length.
 
     Args:
-        metrics: rows of `metrics.jsonl`.
+        metrics: points by metric.
         title: printed as it is, without TeX.
 
     Returns:
@@ -48,15 +46,15 @@ def draw_reward_curve(metrics: list[Record], title: str) -> bytes:
     return picture.getvalue()
 
 
-def _draw_rewards(axes: Axes, metrics: list[Record]) -> None:
+def _draw_rewards(axes: Axes, metrics: Metrics) -> None:
     _tidy(axes, "mean reward per step")
-    window = smoothing_window(len(series(metrics, REWARD)))
+    window = smoothing_window(len(metrics.get(REWARD, [])))
     name = f"reward (mean of {window} logged steps)" if window > 1 else "reward"
-    panel = Panel(title="Reward", lines={REWARD: name}, family=REWARD_FAMILY)
-    lines = lines_of(panel, metrics, {}).items()
-    for (key, label), colour in zip(lines, cycle(COLOURS), strict=False):
-        _draw_line(axes, key, series(metrics, key), label, colour)
-    validation = series(metrics, VALIDATION)
+    panel = next(panel for panels in load_chapters().values() for panel in panels)
+    lines = lines_of(panel, metrics, {}) | {REWARD: name}
+    for (key, label), colour in zip(lines.items(), cycle(COLOURS), strict=False):
+        _draw_line(axes, key, metrics.get(key, []), label, colour)
+    validation = metrics.get(VALIDATION, [])
     if validation:
         right = _right_axis(axes, "validation accuracy", VALIDATION_COLOUR)
         label = "validation accuracy (right)"
@@ -66,13 +64,13 @@ def _draw_rewards(axes: Axes, metrics: list[Record]) -> None:
         axes.text(0.5, 0.5, "no steps logged yet", ha="center", transform=axes.transAxes)
 
 
-def _draw_health(axes: Axes, metrics: list[Record]) -> None:
+def _draw_health(axes: Axes, metrics: Metrics) -> None:
     _tidy(axes, "share")
     axes.set_xlabel("step")
     _as_percent(axes)
-    no_signal = series(metrics, NO_SIGNAL)
+    no_signal = metrics.get(NO_SIGNAL, [])
     _draw_line(axes, NO_SIGNAL, no_signal, "groups with equal rewards (no signal)", COLOURS[4])
-    length = series(metrics, LENGTH)
+    length = metrics.get(LENGTH, [])
     if length:
         right = _right_axis(axes, "completion length (tokens)", COLOURS[5])
         _draw_line(right, LENGTH, length, "completion length (right)", COLOURS[5])

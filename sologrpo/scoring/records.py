@@ -21,7 +21,7 @@ from rewards.grading import (
     visible_text,
 )
 from sologrpo.files import RECORDS, RESULTS, check_name, write_atomically
-from sologrpo.schema import Number, Schema, advising, one_of, parse, read_json, read_json_lines
+from sologrpo.schema import Schema, advising, one_of, parse, read_json, read_json_lines
 from sologrpo.scoring.statistics import Comparison, Interval
 
 # Why a completion ended.
@@ -93,16 +93,16 @@ class Record(Answer, Problem):
 class Scores(Schema):
     """The accuracy on a kind of problem."""
 
-    n: Count
+    n: Annotated[int, Field(ge=1)]
     accuracy: Share
 
 
 class Lengths(Schema):
     """Completion lengths in tokens."""
 
-    mean: Number
-    p50: Number
-    p95: Number
+    mean: float
+    p50: float
+    p95: float
 
 
 class Sampled(Schema):
@@ -130,8 +130,8 @@ class Results(Schema):
     by_kind: dict[str, Scores]
     completion_tokens: dict[str, Lengths | None]
     sampled: Sampled | None = None  # where --num_samples asked for it
-    seconds: Number
-    tokens_per_second: Number
+    seconds: float
+    tokens_per_second: float
     settings: dict[str, Any]
     adapter: str | None
     precision: str

@@ -65,8 +65,8 @@ def print_table(console: Console, results: Mapping[str, Results]) -> None:
     table.add_column("")
     for label in results:
         table.add_column(label, justify="right")
-    for key, title in ROWS:
-        table.add_row(title, *(_share(result[key]) for result in columns))
+    for row in score_rows(columns):
+        table.add_row(*row)
     for kind in columns[0]["by_kind"]:
         table.add_row(f"  {kind}", *(_share(r["by_kind"][kind]["accuracy"]) for r in columns))
     for key, title in LENGTHS:
@@ -79,6 +79,11 @@ def print_table(console: Console, results: Mapping[str, Results]) -> None:
     for label, result in results.items():
         if "baseline" in result:
             print_line(console, paired_line(label, result))
+
+
+def score_rows(columns: Sequence[Results]) -> list[list[str]]:
+    """Return one row per score: its title, and then its value for each model."""
+    return [[title, *(_share(result[key]) for result in columns)] for key, title in ROWS]
 
 
 def _add_sampled(table: Table, columns: Sequence[Results]) -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file, extract_commit_hash
 from trl import ModelConfig
 
-from rewards import Reward, source_hash
+from rewards import Reward
 from sologrpo.config import RunArguments
 from sologrpo.data.dataset import build_prompts, render_prompt
 from sologrpo.manifest import MODEL_FILES, hash_files
@@ -45,7 +45,7 @@ def take_fingerprints(
     }
     if validation is not None:
         found["validation rows"] = _rows(validation)
-    return found | {f"reward {reward.__name__}": source_hash(reward) for reward in rewards}
+    return found | {f"reward {reward.__name__}": reward.source_hash for reward in rewards}
 
 
 def _rows(dataset: Dataset) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,8 @@ import yaml
 from peft import LoraConfig, get_peft_model
 from trl import ModelConfig
 
-from scripts import Printed, command_of, load_script, printed_by, script_environment
+from scripts import Printed, load_script, printed_by
+from server import Server
 from sologrpo.config.arguments import PRECISIONS
 from sologrpo.model.loading import load_base_model
 from tiny import rows, write_rows
@@ -162,28 +162,22 @@ def test_samples_do_not_change_the_greedy_answers(evaluate: Run, run_plain: Path
         assert part in printed.stdout
 
 
-def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command_of("evaluate", *arguments), env=script_environment(),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
-def test_a_killed_evaluation_is_resumed(evaluate: Run, tmp_path: Path, tiny_llama: Path) -> None:
+def test_a_killed_evaluation_is_resumed(
+    evaluate: Run, server: Server, tmp_path: Path, tiny_llama: Path
+) -> None:
     # 160 problems of 64 tokens are three batches, a few seconds of work.
     data = tmp_path / "many"
     write_rows(data / "test.jsonl", rows(160))
     arguments = ("--model", tiny_llama, "--dataset_name", data, "--max_completion_length", "64",
                  "--label", "model", "--resume", "--output_dir")  # fmt: skip
-    process = start(*arguments, tmp_path / "killed")
     folder = tmp_path / "killed" / "eval" / "model"
     log, deadline = folder / "completions.partial.jsonl", time.monotonic() + 200
-    while not log.exists() or log.read_bytes().count(b"\n") < 2:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    with server.running_command("evaluate", *arguments, tmp_path / "killed", cwd=tmp_path) as it:
+        while not log.exists() or log.read_bytes().count(b"\n") < 2:
+            assert not it.has_ended()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        it.send_signal(signal.SIGKILL)
     kept = log.read_bytes().count(b'", "') if log.exists() else None
     assert kept, "the evaluation ended before it could be killed"
     refused = evaluate(*arguments, tmp_path / "killed", "--seed", "1")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts import exit_code, load_script, printed_by, run_script, script_environment
+from scripts import exit_code, load_script, printed_by
+from server import Server
 from tiny import ROOT, rows, tiny_config, write_rows
 
 TOKENS = {
@@ -31,21 +32,21 @@ def all_bytes(*folders: Path) -> dict[Path, bytes]:
 
 def test_no_token_is_written_or_printed(
     tmp_path: Path, tiny_llama: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str], server: Server,
 ) -> None:  # fmt: skip
     run, config = tmp_path / "run", tmp_path / "tiny.yaml"
     settings = tiny_config(tiny_llama, tiny_data, run) | {"report_to": "wandb", "save_steps": 1}
     config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    environment = script_environment(WANDB_MODE="offline", WANDB_DIR=str(tmp_path), **TOKENS)
-    command = ("--config", config, "--hub_token", ARGUMENT)
-    trained = run_script("train", *command, env=environment, cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
+    environment = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)} | TOKENS
+    command = ("train", "--config", config, "--hub_token", ARGUMENT)
+    trained = server.run_command(*command, cwd=tmp_path, environment=environment)
+    assert trained.code == 0, trained
     for name, token in TOKENS.items():
         monkeypatch.setenv(name, token)
     evaluated = printed_by(load_script("evaluate"), capfd, "--run", run, "--limit", 2)
     assert evaluated.code == 0, evaluated
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
-    printed = trained.stdout + trained.stderr + evaluated.stdout + evaluated
+    printed = trained.out + trained.err + evaluated.stdout + evaluated
     files = all_bytes(tmp_path)
     assert run / "checkpoint-2" / "optimizer.pt" in files
     for token in (*TOKENS.values(), ARGUMENT):

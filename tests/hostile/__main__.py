@@ -15,6 +15,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 
 from cases import ROUND  # noqa: E402
 from running import Range, seed_of_the_day, table  # noqa: E402
+from server import Servers  # noqa: E402
 
 
 def main() -> None:
@@ -29,7 +30,7 @@ def main() -> None:
     parser.add_argument("--controls", action="store_true", help="run what has to succeed")
     options = parser.parse_args()
     scratch = Path(tempfile.mkdtemp(prefix="hostile-"))
-    place = Range(scratch, options.workers, options.timeout)
+    place = Range(scratch, Servers.start(scratch, options.workers), options.timeout)
     numbers = [options.case] if options.case is not None else [
         number for number in range(options.first, options.first + options.count)
         if options.only in (None, *ROUND[(number + options.seed * 80) % len(ROUND)])

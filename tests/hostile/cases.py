@@ -48,7 +48,7 @@ CALLS: dict[str, list[list[str]]] = {
     "rewards list": [[]],
     "rewards score": [
         ["--gold", "42", "<answer>42</answer>"],
-        ["--gold", "42", "--file", "completion.txt", "--reward", "my_rewards:fair"],
+        ["--gold", "42", "--reward", "my_rewards:fair", "<answer>42</answer>"],
     ],
     "rewards check": [["--config", CONFIG]],
     "recipes list": [[]],

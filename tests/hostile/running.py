@@ -43,13 +43,13 @@ class Result:
 
 
 class Range:
-    """Run cases in copies of one folder, on several servers."""
+    """Run cases in copies of one folder, on one server or several."""
 
-    def __init__(self, scratch: Path, workers: int, timeout: float) -> None:
+    def __init__(self, scratch: Path, servers: Servers, timeout: float) -> None:
         self.scratch, self.timeout = scratch, timeout
         for command in CALLS:
             settings_of(command)  # captures parsers, which threads cannot do at the same time
-        self.servers = Servers(scratch, workers)
+        self.servers = servers
         (made,) = self.servers.map(self._make, ["original"])
         self.original, self.adapter = made
 

@@ -76,7 +76,6 @@ def build(folder: Path, server: Server) -> Path:
         (home / "quickstart" / f"{split}.jsonl").write_text(text, encoding="utf-8")
     (home / "my_rewards.py").write_text(REWARDS, encoding="utf-8")
     (home / "examples.yaml").write_text(yaml.safe_dump(EXAMPLES), encoding="utf-8")
-    (home / "completion.txt").write_text("<answer>42</answer>", encoding="utf-8")
     (folder / "outside").mkdir()
     (folder / "outside" / "secret.txt").write_text("not yours\n", encoding="utf-8")
     for number, argv in enumerate(HISTORY):

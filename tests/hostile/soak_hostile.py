@@ -8,6 +8,7 @@ import pytest
 
 from kills import Killer
 from running import Range, seed_of_the_day, table
+from server import Servers
 
 CASES = 1500
 KILLS = {"train": 30, "evaluate": 12, "export": 8}
@@ -16,7 +17,8 @@ WORKERS = 2
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Range]:
-    place = Range(tmp_path_factory.mktemp("hostile"), WORKERS, timeout=60.0)
+    scratch = tmp_path_factory.mktemp("hostile")
+    place = Range(scratch, Servers.start(scratch, WORKERS), timeout=60.0)
     yield place
     place.servers.close()
 

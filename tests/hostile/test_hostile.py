@@ -3,21 +3,18 @@
 A failure names the command that runs it again. `HOSTILE_SEED=20261122` repeats a day.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
 from running import Range, quick_numbers, seed_of_the_day, table
+from server import Server, Servers
 
 CASES = 80
 TIMEOUT = 100.0  # seconds of one command line, on a machine that runs four tests at once
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Range]:
-    place = Range(tmp_path_factory.mktemp("hostile"), workers=2, timeout=TIMEOUT)
-    yield place
-    place.servers.close()
+def place(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Range:
+    return Range(tmp_path_factory.mktemp("hostile"), Servers([server]), timeout=TIMEOUT)
 
 
 @pytest.mark.timeout(900)

@@ -1,8 +1,6 @@
 """`make doctor` tells what is wrong with a machine, and how to fix it."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,18 +10,17 @@ import pytest
 import torch
 from huggingface_hub.errors import HfHubHTTPError
 
+from server import Server
 from sologrpo.plan import doctor
 from sologrpo.plan.doctor import Finding
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_this_machine_can_train() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "sologrpo", "doctor"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout
-    names = [line.split()[0] for line in done.stdout.splitlines() if not line.startswith(" ")]
+def test_this_machine_can_train(server: Server) -> None:
+    done = server.run_command("doctor", cwd=ROOT)
+    assert done.code == 0, done
+    names = [line.split()[0] for line in done.out.splitlines() if not line.startswith(" ")]
     assert names == list(doctor.CHECKS)
 
 

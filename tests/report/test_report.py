@@ -30,10 +30,11 @@ from made_up_run import (
 )
 from sologrpo.errors import InputError
 from sologrpo.report import write_comparison, write_report
-from sologrpo.report.metrics import moving_average, series
+from sologrpo.report.metrics import smoothed
+from sologrpo.report.reading import read_run
 from sologrpo.report.report import main
 from sologrpo.report.reward_curve import draw_reward_curve
-from sologrpo.report.values import as_text, fair_shares, first_line, flatten
+from sologrpo.report.values import flatten, shorten, spread
 
 
 @pytest.fixture(scope="module")
@@ -200,10 +201,10 @@ def test_a_failed_write_keeps_the_old_report(run_dir: Path, monkeypatch: Any) ->
 def test_charts_carry_their_numbers(finished: Path) -> None:
     """The pointer reads what was logged, not the averages that are drawn."""
     reward = figures_of(finished / "report.html")["Reward"]
-    legend = ["reward", "answer_correctness", "strict_format", "validation accuracy"]
-    assert legend_of(reward) == legend
+    rewards = ["answer_correctness (weight 1)", "strict_format (weight 1)"]
+    assert legend_of(reward) == ["reward", *rewards, "validation accuracy"]
     curves = {trace["name"]: trace for trace in reward["data"] if trace.get("customdata")}
-    logged = dict(series(metric_rows(), "reward"))
+    logged = {row["step"]: row["reward"] for row in metric_rows() if "reward" in row}
     curve = curves["reward"]
     read = dict(zip(curve["x"], curve["customdata"], strict=True))
     assert read == pytest.approx(logged, rel=1e-3)
@@ -223,8 +224,10 @@ def test_metrics_that_are_zero_at_every_step_are_named_and_not_drawn(run_dir: Pa
 
 
 def test_rewards_are_named_with_their_weights(run_dir: Path) -> None:
-    rewards = 'rewards: [strict_format, {"my.module:answer_correctness": {a: 1}}]\n'
-    add_config(run_dir, rewards + "reward_weights: [0.2, 1]\n")
+    config = (run_dir / "config.yaml").read_text()
+    spec = '{"my.module:answer_correctness": {a: 1}}'
+    (run_dir / "config.yaml").write_text(config.replace("answer_correctness", spec))
+    add_config(run_dir, "reward_weights: [0.2, 1]\n")
     legend = legend_of(figures_of(write_report(run_dir))["Reward"])
     assert legend[1:3] == ["answer_correctness (weight 1)", "strict_format (weight 0.2)"]
 
@@ -238,48 +241,39 @@ def test_first_step_only(tmp_path: Path) -> None:
 
 def test_reward_curve_png(tmp_path: Path) -> None:
     path = tmp_path / "curve.png"
-    path.write_bytes(draw_reward_curve(metric_rows(), "$weird_ title"))
+    write_lines(tmp_path / "metrics.jsonl", metric_rows())
+    path.write_bytes(draw_reward_curve(read_run(tmp_path).metrics, "$weird_ title"))
     assert png_size(path) == (1800, 1400)
     assert 20_000 < path.stat().st_size < 600_000
 
 
-def test_series_keeps_the_repeated_step_and_drops_values_that_are_not_numbers() -> None:
-    logged = [
-        (2, 1.0),
-        (3, 9.0),
-        (3, 2.0),
-        (1, 0),
-        (4, float("nan")),
-        (5, None),
-        (6, True),
-        (7, 10**400),
-    ]
-    rows: list[dict[str, Any]] = [{"step": step, "reward": reward} for step, reward in logged]
-    assert series([*rows, {"reward": 7.0}], "reward") == [(1, 0.0), (2, 1.0), (3, 2.0)]
+def test_a_step_that_was_trained_again_counts_once(tmp_path: Path) -> None:
+    logged = [(2, 1.0), (3, 9.0), (3, 2.0), (1, 0), (4, None)]
+    write_lines(tmp_path / "metrics.jsonl", [{"step": s, "reward": r} for s, r in logged])
+    assert read_run(tmp_path).metrics["reward"] == [(1, 0.0), (2, 1.0), (3, 2.0)]
 
 
-def test_moving_average_looks_back_only() -> None:
-    assert moving_average([1, 2, 3, 10], 2) == [1, 1.5, 2.5, 6.5]
-    assert moving_average([], 3) == []
+def test_lines_are_means_of_the_steps_before(tmp_path: Path) -> None:
+    points = list(enumerate([1.0, 2.0, 3.0, 10.0], start=1))
+    assert smoothed("reward", points) == [(1, 1), (2, 1.5), (3, 2.5), (4, 6.5)]
+    assert smoothed("eval_accuracy", points) == points
+    assert smoothed("reward", []) == []
 
 
 # --- evaluations -----------------------------------------------------------------------------
 
-STATED = {"baseline_accuracy": 0.25, "delta": -0.5, "delta_ci95": [-0.6, -0.4], "mcnemar_p": 1e-9}
+STATED = {
+    "baseline": "other", "baseline_accuracy": 0.25, "delta": -0.5, "delta_ci95": [-0.6, -0.4],
+    "mcnemar_p": 1e-9, "both_right": 1, "newly_right": 0, "newly_wrong": 1, "both_wrong": 0,
+}  # fmt: skip
+SAMPLED = {"num_samples": 4, "scores": {"pass@1": 0.375, "maj@4": 0.5}, "truncated_rate": 0.0,
+           "scores_ci95": {"pass@1": [0.3, 0.5], "maj@4": [0.4, 0.6]}}  # fmt: skip
 RATES = {
     "integer_rate": 0.81,
     "no_answer_rate": 0.07,
-    "completion_tokens": {"all": {"mean": 1, "p50": 87.4, "p95": 211.0}, "right": None},
-    "sampled": {"num_samples": 4, "scores": {"pass@1": 0.375, "maj@4": 0.5}},
+    "completion_tokens": {"all": {"mean": 99.6, "p50": 87.4, "p95": 211.0}, "right": None},
+    "sampled": SAMPLED,
     "tokens_per_second": 1234.5,
-}
-# They leave a gap, never an invented number.
-WRONG_TYPES = {
-    "accuracy": None,
-    "accuracy_ci95": ["a", 1],
-    "completion_tokens": [1],
-    "sampled": "no",
-    "by_kind": {"add": 3, "mul": {"n": 5, "accuracy": 50.0}},
 }
 Y, N = True, False
 
@@ -293,7 +287,7 @@ Y, N = True, False
             STATED,
             "Accuracy fell by 50.0 points (95 % interval -60.0 to -40.0 points).",
         ),
-        (None, [Y, N], STATED, "trained -50.0 -60.0 to -40.0 < 0.0001 25.0 % 50.0 %"),
+        (None, [Y, N], STATED, "trained -50.0 -60.0 to -40.0 1e-09 25.0 % 50.0 %"),
         ([Y, N, Y], [Y, Y, N], {}, "No clear difference"),
         ([Y, N, Y], [Y, Y], {}, "No paired comparison yet"),  # not the same problems
         (None, [Y, N], RATES, "integer answer 81.0 %"),
@@ -303,11 +297,11 @@ Y, N = True, False
             None,
             [Y, N],
             RATES,
-            "tokens, median / 95th percentile 87 / 211 tokens per second 1,234.5",
+            "tokens, mean / median / 95th percentile 100 / 87 / 211",
         ),
         (None, [Y, N, N], {}, "Test problems, trained: wrong 2, right 1."),
-        (None, [Y, N], WRONG_TYPES, "add n/a mul 5 problems 5000.0 %"),
-        (None, [Y, N], WRONG_TYPES, "trained n/a"),
+        (None, [Y, N], RATES, "tokens per second 1,234.5"),
+        (None, [Y, N], {"n": "two"}, "trained/results.json: n: 'two'; expected a valid integer"),
     ],
 )
 def test_evaluations_are_shown_and_compared(
@@ -327,9 +321,20 @@ def test_evaluations_are_shown_and_compared(
 
 
 def test_precisions_are_compared(tmp_path: Path) -> None:
-    trained = {"accuracy": 0.5, "accuracy_ci95": [0.4, 0.6], "differing_rate": 0.0}
+    paired = {"n": 2, "baseline_accuracy": 0.5, "mcnemar_p": 1.0, "both_right": 1,
+              "newly_right": 0, "newly_wrong": 0, "both_wrong": 1}  # fmt: skip
+    trained = {
+        **paired,
+        "accuracy": 0.5,
+        "accuracy_ci95": [0.4, 0.6],
+        "delta": 0.0,
+        "delta_ci95": [-0.1, 0.1],
+        "differing_rate": 0.0,
+    }
     merged = {
+        **paired,
         "accuracy": 0.48,
+        "accuracy_ci95": [0.4, 0.5],
         "delta": -0.02,
         "delta_ci95": [-0.05, 0.01],
         "differing_rate": 0.125,
@@ -340,7 +345,7 @@ def test_precisions_are_compared(tmp_path: Path) -> None:
     (tmp_path / "eval" / "precisions.json").write_text(json.dumps(content))
     text = section(write_report(tmp_path), "scores")
     assert "nf4_adapter trained 50.0 % 40.0 to 60.0 0.0 %" in text
-    assert "merged 48.0 % -2.0 -5.0 to 1.0 12.5 %" in text
+    assert "merged 48.0 % 40.0 to 50.0 -2.0 -5.0 to 1.0 12.5 %" in text
 
 
 # --- completions -----------------------------------------------------------------------------
@@ -354,6 +359,7 @@ def test_completions_are_shown_by_group_best_first(finished: Path) -> None:
     advantages = [float(found) for found in re.findall(r"advantage (\S+)", group)]
     assert advantages == [1.0] * 4 + [-1.0] * 4
     assert "read_as five" in group
+    assert "[system] Answer. [user] What is 40 + 0?" in group
 
 
 WEIGHTED = {"right": 14 * 2, "wrong": 14 * 13, "not judged": 14}  # a score of 1 is right
@@ -387,13 +393,12 @@ def test_a_batch_that_was_logged_again_is_not_shown_again(tmp_path: Path) -> Non
 def write_parquet(run_dir: Path, columns: dict[str, list[Any]], step: int = 1) -> None:
     path = run_dir / "completions" / f"completions_{step:05d}.parquet"
     path.parent.mkdir(exist_ok=True)
-    pd.DataFrame(columns).to_parquet(path)
+    pd.DataFrame({**columns, "advantage": 0.0}).to_parquet(path)
 
 
 def test_equal_completions_of_a_group_are_all_shown(tmp_path: Path) -> None:
     """A collapsed policy writes the same text eight times."""
-    columns = {"step": [1] * 8, "prompt": ["2?"] * 8, "completion": ["2"] * 8, "length": [0.0] * 8}
-    write_parquet(tmp_path, columns)
+    write_parquet(tmp_path, {"step": [1] * 8, "prompt": ["2?"] * 8, "completion": ["2"] * 8})
     assert len(entries_of(write_report(tmp_path))) == 8
 
 
@@ -413,7 +418,6 @@ def test_a_long_run_is_cut_and_says_so(tmp_path: Path) -> None:
             "step": [step] * 32,
             "prompt": [f"{step} {i // 8}" for i in range(32)],
             "completion": [f"{step} is a number and so on " * 80] * 32,
-            "judge": [float(i % 2) for i in range(32)],
         }
         write_parquet(tmp_path, columns, step)
     records = [{**eval_record(i, i % 2 == 0, "so on " * 300)} for i in range(1_319)]
@@ -448,31 +452,48 @@ def test_empty_run(tmp_path: Path) -> None:
     assert png_size(tmp_path / "reward_curve.png")[0] == 1800
 
 
-def test_damaged_files_are_named(run_dir: Path) -> None:
-    rows = len((run_dir / "metrics.jsonl").read_bytes().splitlines())
+def test_the_report_of_an_unfinished_run(run_dir: Path) -> None:
+    """The trainer is writing a row of metrics and a file of completions."""
     with (run_dir / "metrics.jsonl").open("ab") as file:
-        file.write('{"step": 41, "note": "é'.encode()[:-1])
+        file.write(b'{"step": 41, "rew')
+    (run_dir / "completions" / "completions_00099.parquet").write_bytes(b"PAR1 half")
+    (run_dir / "completions" / "completions_00100.parquet").write_bytes(b"")
+    path = write_report(run_dir)
+    text = page_at(path).text
+    assert "metrics.jsonl" not in text
+    assert "completions_00099.parquet could not be read" in text
+    assert "completions_00100.parquet could not be read" in text
+    assert figures_of(path)["Reward"]["data"][-1]["x"][-1] == 40
+
+
+def test_damaged_files_are_named(run_dir: Path) -> None:
     (run_dir / "environment.json").write_text('{"python": ')
     (run_dir / "config.yaml").write_text("")
-    (run_dir / "completions" / "completions_00099.parquet").write_bytes(b"PAR1 half")
     pages = run_dir / "completions" / "completions_00040.parquet"
     content = pages.read_bytes()
     pages.write_bytes(content[:4] + b"\xff" * 1000 + content[1004:])  # the footer is intact
+    (run_dir / "completions" / "completions_00037.parquet").unlink()
+    write_parquet(run_dir, {"prompt": ["a"]}, 37)
     (run_dir / "eval" / "trained" / "results.json").write_text("[" * 100_000)
     records = '3\n{"index": [1], "question": {}}\n'
     (run_dir / "eval" / "baseline" / "records.jsonl").write_text(records)
     path = write_report(run_dir)
     for note in (
-        f"metrics.jsonl: line {rows + 1} is damaged and was skipped",
-        "environment.json could not be read",
-        "config.yaml could not be read",
-        "completions/completions_00099.parquet could not be read",
-        "completions/completions_00040.parquet could not be read",
-        "results.json could not be read",
-        "eval/baseline/records.jsonl: line 1 is damaged",
+        "environment.json is not valid JSON",
+        "config.yaml is empty",
+        "completions_00040.parquet could not be read",
+        "completions_00037.parquet: 0.step: missing",
+        "trained/results.json",
+        "baseline/records.jsonl, line 1: 3; expected",
     ):
         assert note in page_at(path).text
     assert "Reward" in figures_of(path)
+
+
+@pytest.mark.parametrize("row", ["3", '{"reward": 1}', '{"step": 1, "kl": "x"}', '{"step": 1e999}'])
+def test_damaged_metrics_are_named(tmp_path: Path, row: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{row}\n')
+    assert "metrics.jsonl, line 2: " in page_at(write_report(tmp_path)).text
 
 
 def test_half_a_surrogate_pair_is_replaced(tmp_path: Path) -> None:
@@ -573,9 +594,9 @@ def test_command_line(run_dir: Path, slower: Path, capsys: Any) -> None:
     for mistake, expected in (
         ([str(run_dir / "nowhere")], "is not a run directory"),
         ([str(run_dir), "--output", str(page)], "--output is for several runs"),
-        ([str(run_dir), str(slower), "--output", str(run_dir)], "cannot write"),
-        ([str(run_dir), str(slower), "--output", "."], "cannot write"),
-        ([str(run_dir), str(slower), "--output", f"{page}/x"], "cannot write"),
+        ([str(run_dir), str(slower), "--output", str(run_dir)], "cannot use"),
+        ([str(run_dir), str(slower), "--output", "."], "cannot use"),
+        ([str(run_dir), str(slower), "--output", f"{page}/x"], "cannot use"),
     ):
         with pytest.raises(SystemExit, match="2"):
             main(mistake)
@@ -593,35 +614,13 @@ def test_imports_are_light() -> None:
     assert not {b"torch", b"transformers", b"trl", b"matplotlib.pyplot"} & set(loaded.split())
 
 
-def chat(*messages: tuple[str, Any]) -> list[dict[str, Any]]:
-    return [{"role": role, "content": content} for role, content in messages]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ("plain", "plain"),
-        (None, ""),
-        ([], ""),
-        (["one", 2], "[message]\none\n\n[message]\n2"),
-        (chat(("assistant", "one")), "one"),
-        (chat(("system", "a"), ("user", "b")), "[system]\na\n\n[user]\nb"),
-        (chat(("user", [{"type": "text", "text": "part"}, "x"])), "part"),
-        (chat(("assistant", None)), ""),
-    ],
-)
-def test_as_text(value: Any, text: str) -> None:
-    assert as_text(value) == text
-
-
 def test_long_texts_are_cut() -> None:
-    assert as_text("x" * 30_000).endswith("[… 10,000 more characters]")
-    assert first_line("two\nlines " + "x" * 200, 20) == "two lines xxxxxxxxx…"
+    assert shorten("x" * 30_000).endswith("[… 10,000 more characters]")
 
 
 @pytest.mark.parametrize(
-    ("counts", "limit", "shares"),
-    [([], 10, []), ([1, 2], 10, [1, 2]), ([100, 1, 100], 11, [5, 1, 5]), ([5, 5], 0, [0, 0])],
+    ("count", "chosen"), [(9, [1, 2, 3, 4, 5]), (3, [1, 3, 5]), (2, [1, 5]), (1, [1])]
 )
-def test_fair_shares(counts: list[int], limit: int, shares: list[int]) -> None:
-    assert fair_shares(counts, limit) == shares
+def test_items_are_evenly_spread(count: int, chosen: list[int]) -> None:
+    assert spread([1, 2, 3, 4, 5], count) == chosen
+    assert spread([], count) == []

@@ -10,7 +10,6 @@ import pytest
 
 from made_up_run import ATTACK, attack_everywhere, metric_rows, write_run
 from sologrpo.report import write_comparison, write_report
-from sologrpo.report.metrics import series
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
@@ -193,7 +192,7 @@ def test_search_finds_questions_and_completions(tab: Tab) -> None:
 
 
 def test_charts_show_the_single_steps_under_the_pointer(tab: Tab) -> None:
-    logged = dict(series(metric_rows(), "entropy"))
+    logged = {row["step"]: row["entropy"] for row in metric_rows() if "entropy" in row}
     figure = tab.page.get_by_label("Entropy (nats per token)")
     readout = figure.locator(".hoverlayer .legend")
     assert readout.count() == 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards import is_integer_answer
+from rewards.format import is_integer_answer
 from rewards.grading import (
     PROMPT_FORMATS,
     extract_answer,

@@ -177,7 +177,7 @@ def test_reasoning_length(text, prompt_format, enough):
 
 def test_importing_rewards_imports_nothing_heavy():
     code = (
-        "import sys, rewards, rewards.__main__\n"
+        "import sys, rewards, rewards.command\n"
         "heavy = {'torch', 'trl', 'numpy', 'transformers', 'datasets', 'sologrpo'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )

@@ -3,11 +3,10 @@
 import asyncio
 import hashlib
 import inspect
-import pickle
 
 import pytest
 
-from rewards import REWARDS, load_reward, load_rewards, source_hash
+from rewards import REWARDS, load_reward, load_rewards
 
 OWN = """
 GREETING = "hello"
@@ -47,9 +46,6 @@ def test_parameters():
     (reward,) = load_rewards([spec])
     assert reward.__name__ == "completion_length"
     assert reward(completions=[""] * 2, completion_ids=[[7] * 2, [7] * 3]) == [0.0, -3]
-    again = pickle.loads(pickle.dumps(reward))
-    assert again.__name__ == "completion_length"
-    assert again(completions=[""], completion_ids=[[7] * 3]) == [-3]
 
 
 @pytest.mark.parametrize("spec", [{"strict_format": None}, {"strict_format": {}}])
@@ -86,8 +82,8 @@ def test_an_async_reward_stays_async():
         ("missing_rewards:x", "no_such_package_anywhere"),
         (":x", "cannot import ''"),
         ("own_rewards:my_rewrad", "did you mean 'my_reward'"),
-        ("own_rewards:", "has no ''"),
-        ("own_rewards:GREETING", "is a str, not a function"),
+        ("own_rewards:", "has no function ''"),
+        ("own_rewards:GREETING", "has no function 'GREETING'"),
         ({"completion_length": {"max_token": 1}}, "no parameter 'max_token'; it takes: max_tokens"),
         ({"completion_length": {"completions": []}}, "no parameter 'completions'"),
         ({"completion_length": {"max_tokens": "many"}}, "max_tokens must be a number"),
@@ -108,12 +104,6 @@ def test_mistakes_are_one_line(spec, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("specs", ["strict_format", {"strict_format": {}}])
-def test_the_list_must_be_a_list(specs):
-    with pytest.raises(ValueError, match="must be a list"):
-        load_rewards(specs)
-
-
 def test_a_name_listed_twice():
     with pytest.raises(ValueError, match="listed twice"):
         load_rewards(["strict_format", {"strict_format": {}}])
@@ -131,11 +121,11 @@ def test_every_reward_says_what_it_scores():
 def test_the_source_hash_is_that_of_the_file(name):
     for spec in (f"own_rewards:{name}", {f"own_rewards:{name}": {}}):
         (reward,) = load_rewards([spec])
-        assert source_hash(reward) == hashlib.sha256(OWN.encode()).hexdigest()
+        assert reward.source_hash == hashlib.sha256(OWN.encode()).hexdigest()
 
 
 def test_rewards_of_other_files_have_other_source_hashes():
     specs = ["strict_format", "trailing_text", "answer_correctness", "math:fsum", "math:prod"]
-    same, again, *others = map(source_hash, load_rewards(specs))
+    same, again, *others = [reward.source_hash for reward in load_rewards(specs)]
     assert same == again
     assert len({same, *others}) == 4

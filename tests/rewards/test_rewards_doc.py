@@ -8,7 +8,6 @@ from test_reward_cli import run
 
 from rewards import REWARDS, hacking_signs
 from rewards.checking import PASSED_BY_TRL
-from scripts import run_script
 from sologrpo.files import recipes
 from tiny import ROOT
 
@@ -31,7 +30,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["next to the config", "current directory"])
-def test_the_example_trains(folder, where, tiny_llama):
+def test_the_example_trains(folder, where, server, tiny_llama):
     if where == "current directory":
         (folder / "configs").mkdir()
         (folder / "my_config.yaml").rename(folder / "configs" / "my_config.yaml")
@@ -39,8 +38,8 @@ def test_the_example_trains(folder, where, tiny_llama):
     else:
         config, cwd = folder / "my_config.yaml", ROOT
     paths = ["--model_name_or_path", tiny_llama, "--output_dir", folder / "run"]
-    done = run_script("train", "--config", config, *paths, cwd=cwd)
-    assert done.returncode == 0, done.stderr
+    done = server.run_command("train", "--config", config, *paths, cwd=cwd)
+    assert done.code == 0, done
     assert "rewards/shows_its_work/mean" in (folder / "run" / "metrics.jsonl").read_text()
 
 

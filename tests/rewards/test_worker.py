@@ -140,10 +140,6 @@ def test_state_and_columns_arrive():
     assert call(load("progress")[0], trainer_state=state) == [7, 2, 0]
     tags, when = [["a"], [], ["b", "c"]], [datetime.date(2000, 1, 1)] * 3
     assert call(load("columns")[0], tags=tags, when=when) == [2001, 2000, 2002]
-    with pytest.raises(
-        RewardError, match=r"cannot be sent to its process .*TextIOWrapper.*: set reward_workers: 0"
-    ):
-        call(load("columns")[0], tags=tags, when=[open(os.devnull)] * 3)  # noqa: SIM115
 
 
 def test_what_is_logged_reaches_the_trainer():
@@ -170,7 +166,7 @@ def test_a_process_that_was_killed_is_started_again():
     where, hangs = load("where", "hangs_with_children", timeout=1)
     before = int(call(where)[0])
     children = psutil.Process(before).parent().children(recursive=True)
-    with pytest.raises(RewardError, match="did not score 3 completions within 1 s"):
+    with pytest.raises(RewardError, match="took longer than 1 s"):
         call(hangs)
     assert call(where)[0] != before
     assert all(not is_running(child.pid) for child in children)
@@ -204,6 +200,8 @@ def test_processes_end_with_the_trainer(reward, number):
     trainer = subprocess.Popen(
         [sys.executable, "script.py"], env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE, text=True, start_new_session=True,
+        # A shell starts background jobs with Ctrl-C ignored, and they inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     file = Path("ready" if reward == "hangs_with_children" else "loaded")
     wait_for(file.exists)

@@ -5,7 +5,6 @@ import json
 import os
 import pty
 import re
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import TrainerCallback
 
-from scripts import command_of, script_environment
+from server import Server
 from sologrpo.console import Terminal
 from sologrpo.training.callbacks import (
     ConsoleLog,
@@ -234,21 +233,19 @@ def test_the_bar_of_a_resumed_run_starts_at_its_step(tmp_path: Path) -> None:
 # -- a run, in a terminal -------------------------------------------------------------------------
 
 
-def in_a_terminal(*arguments: str | Path) -> tuple[int, str]:
+def in_a_terminal(server: Server, *arguments: object, cwd: Path) -> tuple[int, str]:
     """Run `train.py` on a pseudo terminal: return its exit code and output."""
     ours, theirs = pty.openpty()
-    environment = script_environment(TERM="xterm")
-    environment["PYTHONPATH"] += f":{Path(__file__).parent}"  # for the reward below
-    process = subprocess.Popen(
-        command_of("train", *arguments), env=environment,
-        stdin=theirs, stdout=theirs, stderr=theirs,
-    )  # fmt: skip
-    os.close(theirs)
-    written = b""
-    while chunk := read_chunk(ours):
-        written += chunk
+    options: dict[str, Any] = {"terminal": os.ttyname(theirs), "environment": {"TERM": "xterm"}}
+    with server.running_command("train", *arguments, cwd=cwd, **options) as running:
+        running.wait_until_started()  # it has opened the terminal
+        os.close(theirs)
+        written = b""
+        while chunk := read_chunk(ours):
+            written += chunk
     os.close(ours)
-    return process.wait(), written.decode()
+    assert running.ended is not None
+    return running.ended.code, written.decode()
 
 
 def read_chunk(terminal: int) -> bytes:
@@ -259,28 +256,17 @@ def read_chunk(terminal: int) -> bytes:
 
 
 def test_a_run_that_fails_leaves_the_terminal_usable(
-    tiny_llama: Path, tiny_data: Path, tmp_path: Path
+    server: Server, tiny_llama: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
     settings = tiny_config(tiny_llama, tiny_data, tmp_path / "run") | {"max_steps": 9}
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-    reward = "test_callbacks:raises_at_the_second_step"
-    code, written = in_a_terminal("--config", tmp_path / "tiny.yaml", "--rewards", reward)
+    command = ("--config", "tiny.yaml", "--rewards", "digits:raises_at_the_second_step")
+    code, written = in_a_terminal(server, *command, cwd=tmp_path)
     assert code == 1
     assert "step 1/9  reward" in written
     assert "1/9 0:" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)  # the bar
     assert "no such unit" in written
     assert written.rindex(SHOW_CURSOR) > written.rindex(HIDE_CURSOR)
-
-
-class _Calls:
-    count = 0
-
-
-def raises_at_the_second_step(completions: list[Any], **kwargs: Any) -> list[float]:
-    _Calls.count += 1
-    if _Calls.count == 2:
-        raise KeyError("no such unit")
-    return [float(len(completion[0]["content"])) for completion in completions]
 
 
 # -- the file -------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from trl import GRPOTrainer
 
 from digits import digit_share
 from fixed_rollouts import CONSTANT, MIXED, config, fixed_reward, make_trainer, problems
-from scripts import run_script
+from server import Server
 from sologrpo.data.dataset import render_prompt
 from sologrpo.training.callbacks import MetricsFile
 from sologrpo.training.progress import PARTS, StepMeter, peak_memory
@@ -403,16 +403,12 @@ def records(path: Path) -> bytes:
     return payload
 
 
-def test_wandb_offline_needs_no_account(
-    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("WANDB_")]:
-        monkeypatch.delenv(name)
-    for name, value in {**NO_NETWORK, "WANDB_MODE": "offline", "HOME": str(tmp_path)}.items():
-        monkeypatch.setenv(name, value)
-    done = run_script("train", "--config", config_file, "--report_to", "wandb")
-    assert "step 1/1" in done.stdout, done.stderr
+def test_wandb_offline_needs_no_account(server: Server, config_file: Path, tmp_path: Path) -> None:
+    environment = dict.fromkeys(name for name in os.environ if name.startswith("WANDB_"))
+    environment |= {**NO_NETWORK, "WANDB_MODE": "offline", "HOME": str(tmp_path)}
+    command = ("train", "--config", config_file, "--report_to", "wandb")
+    done = server.run_command(*command, cwd=tmp_path, environment=environment)
+    assert "step 1/1" in done.out, done.err
     (log,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     content = records(log)
     rows = rows_of(tmp_path / "run")
@@ -422,11 +418,12 @@ def test_wandb_offline_needs_no_account(
             assert f"train/{name}".encode() in content, name
 
 
-def test_tensorboard(config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard(server: Server, config_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
-    done = run_script("train", "--config", config_file, "--report_to", "tensorboard")
-    assert done.returncode == 0, done.stderr
+    command = ("train", "--config", config_file, "--report_to", "tensorboard")
+    environment = {"TENSORBOARD_LOGGING_DIR": str(tmp_path / "events")}
+    done = server.run_command(*command, cwd=tmp_path, environment=environment)
+    assert done.code == 0, done.err
     (events,) = (tmp_path / "events").glob("**/events.*")
     content = events.read_bytes()
     for name in ("reward", "time/sampling", "progress"):

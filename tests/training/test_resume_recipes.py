@@ -1,15 +1,18 @@
-"""Shipped recipes that are killed resume to the same adapter, through `accelerate launch`."""
+"""Shipped recipes that are killed resume to the same adapter, also through `accelerate launch`."""
 
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from test_resume import adapter_of, assert_equal_weights
 
 from scripts import exit_code, launch_command, script_environment, train_without_report
+from server import Server
 from tiny import ROOT
 
 RECIPES = ["quickstart", *sorted(path.stem for path in (ROOT / "configs").glob("smoke-*.yaml"))]
@@ -29,6 +32,39 @@ def arguments(recipe: str, model: Path, output: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
+def wait_for_checkpoint(run: Path, ended: Callable[[], object]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not (run / "checkpoint-1" / "manifest.json").exists():
+        assert not ended()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def train_whole(recipe: str, model: Path, run: Path) -> dict[str, torch.Tensor]:
+    """Train without a kill; return the adapter."""
+    assert exit_code(train_without_report(), *arguments(recipe, model, run)) == 0
+    trained = adapter_of(run / "adapter")
+    assert any(tensor.any() for name, tensor in trained.items() if "lora_B" in name)
+    return trained
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_killed_recipe_resumes_to_the_same_adapter(
+    recipe: str, server: Server, tiny_llama: Path, tmp_path: Path
+) -> None:
+    trained = train_whole(recipe, tiny_llama, tmp_path / "whole")
+    killed = tmp_path / "killed"
+    command = ("train", *arguments(recipe, tiny_llama, killed))
+    with server.running_command(*command, cwd=ROOT) as process:
+        wait_for_checkpoint(killed, process.has_ended)
+        process.send_signal(signal.SIGKILL)
+    assert not (killed / "adapter").exists()
+    resumed = server.run_command(*command, "--resume", cwd=ROOT)
+    assert resumed.code == 0, resumed
+    assert "resuming from" in resumed.out + resumed.err
+    assert_equal_weights(adapter_of(killed / "adapter"), trained)
+
+
 def launch(*train_arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         launch_command(*train_arguments), cwd=ROOT, env=script_environment(), text=True,
@@ -37,32 +73,15 @@ def launch(*train_arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def finish(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 0, output
-    return output
-
-
-def kill_after_checkpoint(process: subprocess.Popen[str], run: Path) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not (run / "checkpoint-1" / "manifest.json").exists():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+def test_a_killed_launch_resumes_to_the_same_adapter(tiny_llama: Path, tmp_path: Path) -> None:
+    trained = train_whole("quickstart", tiny_llama, tmp_path / "whole")
+    command = arguments("quickstart", tiny_llama, tmp_path / "killed")
+    process = launch(*command)
+    wait_for_checkpoint(tmp_path / "killed", process.poll)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_killed_recipe_resumes_to_the_same_adapter(
-    recipe: str, tiny_llama: Path, tmp_path: Path
-) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert exit_code(train_without_report(), *arguments(recipe, tiny_llama, whole)) == 0
-    kill_after_checkpoint(launch(*arguments(recipe, tiny_llama, killed)), killed)
-    assert not (killed / "adapter").exists()
-    trained = adapter_of(whole / "adapter")
-    assert any(tensor.any() for name, tensor in trained.items() if "lora_B" in name)
-    output = finish(launch(*arguments(recipe, tiny_llama, killed, "--resume")))
+    process = launch(*command, "--resume")
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, output
     assert "resuming from" in output
-    assert_equal_weights(adapter_of(killed / "adapter"), trained)
+    assert_equal_weights(adapter_of(tmp_path / "killed/adapter"), trained)

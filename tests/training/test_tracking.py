@@ -1,39 +1,46 @@
 """Trackers and the Hub during a run: their failures cause a warning and never end the run."""
 
 import json
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hub_stand_in import HubStandIn
-from scripts import Printed, last_line, run_here, run_script, script_environment, steps_of
-from tiny import ROOT
+from scripts import Printed, last_line, run_here, steps_of
+from server import Ended, Server
 from wandb_stand_in import running_wandb
 
 # -- trackers ------------------------------------------------------------------------------------
 
 
-def with_wandb(tmp_path: Path, **more: str) -> dict[str, str]:
-    """Return an environment with a W&B server that does not answer."""
-    own = {name: value for name, value in script_environment().items() if "WANDB_" not in name}
-    return own | more | {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_DIR": str(tmp_path)}
+NO_SERVER = "http://127.0.0.1:9"  # nothing answers there
 
 
-def test_a_tracker_that_cannot_be_reached(config_file: Path, tmp_path: Path) -> None:
-    environment = with_wandb(tmp_path, WANDB_API_KEY="0" * 40)
-    command = ("--config", config_file, "--report_to", "wandb")
-    ended = run_script("train", *command, env=environment)
-    assert ended.returncode == 0, ended.stderr
+def train_with_wandb(
+    server: Server, config: Path, *more: str, url: str = NO_SERVER, **environment: str
+) -> Ended:
+    own = dict.fromkeys(name for name in os.environ if "WANDB_" in name)
+    own |= {"WANDB_BASE_URL": url, "WANDB_DIR": str(config.parent)} | environment
+    command = ("train", "--config", config, "--report_to", "wandb", *more)
+    return server.run_command(*command, cwd=config.parent, environment=own)
+
+
+def test_a_tracker_that_cannot_be_reached(
+    server: Server, config_file: Path, tmp_path: Path
+) -> None:
+    ended = train_with_wandb(server, config_file, WANDB_API_KEY="0" * 40)
+    assert ended.code == 0, ended
     assert steps_of(tmp_path / "run") == [1, 2]
-    assert "warning  W&B does not answer" in ended.stdout
+    assert "warning  W&B does not answer" in ended.out
     (offline,) = (tmp_path / "wandb").glob("offline-run-*")
     assert list(offline.glob("*.wandb"))
 
 
-def test_a_tracker_that_dies_in_the_middle(config_file: Path, tmp_path: Path) -> None:
+def test_a_tracker_that_dies_in_the_middle(
+    server: Server, config_file: Path, tmp_path: Path
+) -> None:
     (tmp_path / "killing.py").write_text(
         "import psutil\n"
         "calls = []\n"
@@ -45,51 +52,42 @@ def test_a_tracker_that_dies_in_the_middle(config_file: Path, tmp_path: Path) ->
         "        tracker.kill()\n"
         "    return [len(completion[0]['content']) for completion in completions]\n"
     )
-    environment = with_wandb(tmp_path, WANDB_MODE="offline")
-    environment["PYTHONPATH"] += f":{tmp_path}"
-    command = ("--config", config_file, "--report_to", "wandb", "--max_steps", "4")
-    command += ("--rewards", "killing:digits", "--reward_workers", "0")  # whose children it kills
-    ended = run_script("train", *command, env=environment)
-    assert ended.returncode == 0, ended.stderr
+    # In the process of the trainer, whose children it kills.
+    more = ("--max_steps", "4", "--rewards", "killing:digits", "--reward_workers", "0")
+    ended = train_with_wandb(server, config_file, *more, WANDB_MODE="offline")
+    assert ended.code == 0, ended
     assert steps_of(tmp_path / "run") == [1, 2, 3, 4]
-    assert ended.stdout.count("warning  wandb failed (") == 1
-    assert "Traceback" not in ended.stderr
+    assert ended.out.count("warning  wandb failed (") == 1
+    assert "Traceback" not in ended.err
 
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_tracker_whose_server_is_lost_in_the_middle(
-    config_file: Path, tmp_path: Path, lost: bool
+    server: Server, config_file: Path, tmp_path: Path, lost: bool
 ) -> None:
-    impatient = (
-        "import runpy, sologrpo.training.tracking as tracking; tracking.PATIENCE = 4; "
-        f"runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')"
-    )
-    with running_wandb() as server:
+    with running_wandb() as wandb:
         (tmp_path / "going.py").write_text(
             "from urllib.request import urlopen\n"
+            "from sologrpo.training import tracking\n"
+            f"tracking.PATIENCE = {4 if lost else 60}\n"
             "calls = []\n"
             "def digits(completions, **kwargs):\n"
             "    calls.append(1)\n"
             f"    if len(calls) == 2 and {lost}:\n"
-            f"        urlopen('{server.url}/go').read()\n"
+            f"        urlopen('{wandb.url}/go').read()\n"
             "    return [len(completion[0]['content']) for completion in completions]\n"
         )
-        environment = with_wandb(tmp_path, WANDB_API_KEY="0" * 40)
-        environment["WANDB_BASE_URL"] = server.url
-        environment["PYTHONPATH"] += f":{tmp_path}"
-        ended = subprocess.run(
-            [sys.executable, "-c", impatient, "--config", str(config_file), "--max_steps", "4",
-             "--report_to", "wandb", "--rewards", "going:digits"],
-            env=environment, capture_output=True, text=True, check=False, timeout=240,
-        )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
+        # In the process of the trainer, whose patience it shortens.
+        more = ("--max_steps", "4", "--rewards", "going:digits", "--reward_workers", "0")
+        ended = train_with_wandb(server, config_file, *more, url=wandb.url, WANDB_API_KEY="0" * 40)
+    assert ended.code == 0, ended
     assert steps_of(tmp_path / "run") == [1, 2, 3, 4]
     assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").exists()
-    assert "Traceback" not in ended.stderr
-    assert "UpsertBucket" in server.asked
+    assert "Traceback" not in ended.err
+    assert "UpsertBucket" in wandb.asked
     (folder,) = (tmp_path / "wandb").glob("run-*")
     assert list(folder.glob("*.wandb"))
-    printed = " ".join(ended.stdout.split())
+    printed = " ".join(ended.out.split())
     assert (f"finish it with `wandb sync {folder}`" in printed) == lost
 
 

@@ -1,34 +1,28 @@
 """List the rewards, or score one completion with each of them: `sologrpo rewards`.
 
-Three ways to call it, here by the name that needs no more than this folder::
-
-    python -m rewards
-    python -m rewards score --gold 42 "<answer>42</answer>"
-    python -m rewards score --gold 42 --prompt_format boxed < completion.txt
+    sologrpo rewards
+    sologrpo rewards score --gold 42 "<answer>42</answer>"
+    sologrpo rewards score --gold 42 --prompt_format boxed < completion.txt
 
 `sologrpo rewards check` tries the rewards of a recipe before a run.
 """
 
 import argparse
-import asyncio
-import inspect
 import math
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NoReturn
 
 from rewards import (
     PROMPT_FORMATS,
     REWARDS,
     Reward,
-    RewardError,
     hacking_signs,
     judge,
     lenient_is_correct,
     load_rewards,
+    parse_gold,
 )
-from rewards.errors import one_line
-from rewards.logs import log_nothing
 
 COLUMNS = ("question", "answer", "prompt_format")  # of every data set
 
@@ -38,25 +32,24 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}\n")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; errors are one line on stderr and exit code 2."""
+def main(arguments: Sequence[str]) -> None:
+    """Run the command line.
+
+    Raises:
+        RewardSpecError: a reward cannot be loaded.
+        RewardError: a reward failed.
+    """
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.command != "score":
         list_rewards()
         return
-    failed: Exception | None = None
-    try:
-        completion = _completion(options)
-        rewards = load_rewards(options.reward or [*REWARDS], COLUMNS, options.reward_timeout, 1)
-        score(completion, _gold(options.gold), options.prompt_format, rewards)
-    except (ValueError, RewardError) as error:
-        failed = error
-    if isinstance(failed, RewardError):  # outside of `except`: the exit has no other cause
-        print(failed.own_traceback(), file=sys.stderr, end="")
-        parser.exit(1, f"error: {failed}\n")
-    if failed is not None:
-        parser.error(str(failed))
+    if options.completion is None and sys.stdin.isatty():
+        parser.error("no completion: type it as an argument, or pipe it in")
+    if options.completion is None:
+        options.completion = sys.stdin.buffer.read().decode("utf-8", errors="replace")
+    rewards = load_rewards(options.reward or [*REWARDS], COLUMNS, options.reward_timeout, 1)
+    score(options.completion, options.gold, options.prompt_format, rewards)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -69,9 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("list", help="list the rewards (the default)")
     command = commands.add_parser("score", help="score one completion with every reward")
     command.add_argument("completion", nargs="?", help="the text; read from stdin if left out")
-    command.add_argument("--gold", required=True, help='"42" or a whole GSM8K answer')
+    command.add_argument("--gold", type=gold, required=True, help='"42" or a whole GSM8K answer')
     command.add_argument("--prompt_format", choices=PROMPT_FORMATS, default="xml")
-    command.add_argument("--file", help="read the completion from this file")
     command.add_argument(
         "--reward", action="append", help="only this one, or my_module:my_reward; repeatable"
     )
@@ -82,11 +74,29 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def gold(text: str) -> str:
+    """Parse a gold answer, with or without the solution before it."""
+    answer = text if "####" in text else f"#### {text}"
+    try:
+        parse_gold(answer)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return answer
+
+
+def seconds(text: str) -> float:
+    """Parse a limit."""
+    number = float(text)
+    if not 0 <= number < math.inf:
+        raise ValueError
+    return number
+
+
 def list_rewards() -> None:
     """Print every name with the first line of its docstring."""
     width = max(map(len, REWARDS))
     for name, reward in REWARDS.items():
-        print(f"{name:{width}}  {_first_line(reward)}")
+        print(f"{name:{width}}  {str(reward.__doc__).splitlines()[0]}")
 
 
 def score(completion: str, gold: str, prompt_format: str, rewards: list[Reward]) -> None:
@@ -117,48 +127,8 @@ def score(completion: str, gold: str, prompt_format: str, rewards: list[Reward])
 
 
 def _score(reward: Reward, completion: str, gold: str, prompt_format: str) -> str:
-    if reward.takes_token_ids:  # type: ignore[attr-defined]
+    if reward.takes_token_ids:
         return "needs token ids, which only a training run has"
-    row = {"question": "", "answer": gold, "prompt_format": prompt_format}
-    scores = reward(
-        prompts=[""], completions=[completion], **{name: [row[name]] for name in COLUMNS},
-        trainer_state=None, log_extra=log_nothing, log_metric=log_nothing,
-    )  # fmt: skip
-    if inspect.iscoroutine(scores):
-        scores = asyncio.run(scores)
-    return "cannot judge (None)" if scores[0] is None else f"{scores[0]:+g}"
-
-
-def seconds(text: str) -> float:
-    """Parse a limit."""
-    number = float(text)
-    if not 0 <= number < math.inf:
-        raise ValueError
-    return number
-
-
-def _completion(options: argparse.Namespace) -> str:
-    if options.completion is not None and options.file is not None:
-        raise ValueError("give the completion or --file, not both")
-    if options.completion is not None:
-        return str(options.completion)
-    if options.file is not None:
-        try:
-            return Path(options.file).read_text(encoding="utf-8", errors="replace")
-        except (OSError, ValueError) as error:
-            raise ValueError(f"cannot read {options.file!r}: {one_line(error)}") from None
-    if sys.stdin.isatty():
-        raise ValueError("no completion: type it as an argument, pipe it in, or use --file")
-    return sys.stdin.buffer.read().decode("utf-8", errors="replace")
-
-
-def _gold(text: str) -> str:
-    return text if "####" in text else f"#### {text}"
-
-
-def _first_line(reward: Reward) -> str:
-    return (inspect.getdoc(reward) or "").partition("\n")[0]
-
-
-if __name__ == "__main__":
-    main()
+    columns = {"question": [""], "answer": [gold], "prompt_format": [prompt_format]}
+    (scored,) = reward.score(prompts=[""], completions=[completion], **columns)
+    return "cannot judge (None)" if scored is None else f"{scored:+g}"

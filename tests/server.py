@@ -15,16 +15,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T, R = TypeVar("T"), TypeVar("R")
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PYTHON_PATH = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 GRACE = 20.0  # seconds between Ctrl-C and kill -9
 ADDRESS_SPACE = 16 * 2**30  # bytes
@@ -41,7 +42,9 @@ class Job:
         output: folder for `out` and `err`, what it prints.
         timeout: seconds after which it gets Ctrl-C.
         command: program to start instead of calling `sologrpo.cli.main`.
-        environment: added to the server's own.
+        environment: added to the server's own; None takes a name out of it.
+        file_size: bytes beyond which no file can be written, as if the disk were full.
+        terminal: device to print to instead of `out` and `err`.
         kill_after: seconds after which it gets `kill -9`, with all its children.
         kill_when: file or folder whose appearance starts those seconds; by default, they start
             with the process.
@@ -52,7 +55,9 @@ class Job:
     output: str
     timeout: float = 60.0
     command: list[str] = field(default_factory=list)
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str | None] = field(default_factory=dict)
+    file_size: int = resource.RLIM_INFINITY
+    terminal: str = ""
     kill_after: float | None = None
     kill_when: str = ""
 
@@ -68,11 +73,33 @@ class Ended:
     err: str
 
 
+@dataclass
+class Running:
+    """A command that runs; `ended` once it has been waited for."""
+
+    pid: int
+    output: Path
+    ended: Ended | None = None
+
+    def send_signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # it has ended
+            os.kill(self.pid, number)
+
+    def has_ended(self) -> bool:
+        return not Path(f"/proc/{self.pid}").exists()
+
+    def wait_until_started(self) -> None:
+        """Wait until it handles signals, which is the first thing that it does."""
+        while not catches(self.pid, signal.SIGTERM):
+            time.sleep(PATIENCE)
+
+
 class Server:
     """The process that forks; one job at a time."""
 
     def __init__(self, scratch: Path) -> None:
         scratch.mkdir(parents=True, exist_ok=True)
+        self._outputs = (scratch / f"job-{number}" for number in count())
         caches = {"HF_HOME": "hf", "HF_DATASETS_CACHE": "datasets", "MPLCONFIGDIR": "matplotlib"}
         environment = os.environ | {name: str(scratch / folder) for name, folder in caches.items()}
         environment |= {
@@ -86,17 +113,47 @@ class Server:
         )  # fmt: skip
 
     def run(self, job: Job) -> Ended:
+        self._start(job)
+        return self._wait(job)
+
+    def run_command(self, *argv: object, cwd: Path, **options: Any) -> Ended:
+        """Run a command of `sologrpo` to its end; `options` are those of `Job`."""
+        return self.run(self._job(argv, cwd, options))
+
+    @contextmanager
+    def running_command(self, *argv: object, cwd: Path, **options: Any) -> Iterator["Running"]:
+        """Start a command; it is waited for after the block, which may send it signals."""
+        job = self._job(argv, cwd, options)
+        running = Running(self._start(job), Path(job.output))
+        try:
+            yield running
+        except BaseException:
+            running.send_signal(signal.SIGKILL)
+            raise
+        finally:
+            running.ended = self._wait(job)
+
+    def _job(self, argv: Iterable[object], cwd: Path, options: dict[str, Any]) -> Job:
+        return Job([*map(str, argv)], str(cwd), str(next(self._outputs)), **options)
+
+    def _start(self, job: Job) -> int:
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         Path(job.output).mkdir(parents=True, exist_ok=True)
         self._process.stdin.write(json.dumps(asdict(job)) + "\n")
         self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return int(self._answer())
+
+    def _wait(self, job: Job) -> Ended:
+        answer: dict[str, Any] = self._answer()
         out, err = (
             Path(job.output, name).read_text(encoding="utf-8", errors="replace")
             for name in ("out", "err")
         )
         return Ended(**answer, out=out, err=err)
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -107,8 +164,12 @@ class Server:
 class Servers:
     """Several servers, which share work."""
 
-    def __init__(self, scratch: Path, count: int) -> None:
-        self._all = [Server(scratch / f"server-{number}") for number in range(count)]
+    def __init__(self, servers: Sequence[Server]) -> None:
+        self._all = servers
+
+    @classmethod
+    def start(cls, scratch: Path, number: int) -> "Servers":
+        return cls([Server(scratch / f"server-{i}") for i in range(number)])
 
     def map(self, function: Callable[[Server, T], R], items: Iterable[T]) -> Iterator[R]:
         """Call the function with a free server and each item; yield its results in order."""
@@ -139,6 +200,7 @@ def serve() -> Job | None:
         if pid == 0:
             become(job)
             return job
+        print(pid, flush=True)
         print(json.dumps(wait_for(pid, job)), flush=True)
     return None
 
@@ -149,13 +211,30 @@ def become(job: Job) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.chdir(job.cwd)
-    os.environ.update(job.environment)
+    for name, value in job.environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, name in ((1, "out"), (2, "err")):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         os.dup2(os.open(Path(job.output, name), flags), number)
+    if job.terminal:
+        for number in range(3):
+            os.dup2(os.open(job.terminal, os.O_RDWR), number)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (job.file_size, job.file_size))
+    # A shell starts background jobs with Ctrl-C ignored, and they inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if job.command:
         os.execvp(job.command[0], [*job.command, *job.argv])
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Return whether a process has a handler for this signal."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught & 1 << (number - 1))
 
 
 def wait_for(pid: int, job: Job) -> dict[str, Any]:
@@ -210,7 +289,7 @@ def call(argv: list[str]) -> None:
     faulthandler.register(signal.SIGUSR1)  # shows where a process hangs
     sys.argv = ["sologrpo", *argv]
     try:
-        main(argv)
+        main()
         code: Any = 0
     except SystemExit as error:
         code = error.code
