@@ -17,7 +17,7 @@ import inspect
 import itertools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rewards.checking import PASSED_BY_TRL, Reward, check_signature, checked
@@ -156,7 +156,7 @@ def load_reward(spec: Spec) -> Function:
     if not parameters:
         return reward
     _check_parameters(name, reward, parameters)
-    # A partial of a module-level function can be pickled. It has no name until it gets one here.
+    # A partial has no name until it gets one here.
     return functools.update_wrapper(functools.partial(reward, **parameters), reward)
 
 
@@ -208,13 +208,12 @@ def _import(path: str) -> Function:
             f"reward {path!r}: cannot import {module_name!r} ({one_line(error)}); "
             "put the module next to the config or into the current directory"
         ) from error
-    reward = getattr(module, name, None)
-    if reward is None:
-        hint = _nearest(name, vars(module))
-        raise RewardSpecError(f"reward {path!r}: module {module_name!r} has no {name!r}{hint}")
+    reward: Function | None = getattr(module, name, None)
     if not callable(reward):
-        raise RewardSpecError(f"reward {path!r} is a {type(reward).__name__}, not a function")
-    return reward  # type: ignore[no-any-return]
+        hint = _nearest(name, [key for key, value in vars(module).items() if callable(value)])
+        problem = f"module {module_name!r} has no function {name!r}{hint}"
+        raise RewardSpecError(f"reward {path!r}: {problem}")
+    return reward
 
 
 def _check_place(path: str, module_name: str) -> None:
@@ -251,6 +250,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
-    matches = difflib.get_close_matches(name, [*known], n=1)
+def _nearest(name: str, known: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""

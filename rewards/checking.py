@@ -12,7 +12,7 @@ import inspect
 import reprlib
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from rewards.completions import Scores, prompt_text, text_of
 from rewards.errors import RewardError, RewardSpecError, escaped, one_line
-from rewards.logs import Logs, log_nothing
+from rewards.logs import Logs
 
 # Arguments that TRL passes on every call, besides the data set columns.
 PASSED_BY_TRL = (
@@ -162,15 +162,15 @@ async def _outcome(
     count = len(arguments["completions"])
     logs = Logs(count)
     try:
-        returned = reward(**logs.passed_with(arguments))
+        returned = reward(**arguments | logs.functions())
         returned = await returned if is_async(reward) else returned
         if isinstance(returned, NOT_A_LIST) or not isinstance(returned, Iterable):
             problem = f"returned {_shown(returned)} for {count} completions, not a list of scores"
             return Failure(problem)
         values = list(islice(returned, count + 1))  # a generator may have no end
         if len(values) != count:
-            number = len(returned) if isinstance(returned, Sized) else f"{len(values)} or more"
-            return Failure(f"returned {number} scores for {count} completions")
+            or_more = " or more" * (len(values) > count)
+            return Failure(f"returned {len(values)}{or_more} scores for {count} completions")
     except caught as error:
         return Failure(f"raised {one_line(error)}", _own_trace(error), in_some_row=True)
     scores: Scores = []
@@ -231,7 +231,7 @@ class Reward:
 
     def score(self, **arguments: Any) -> Scores:
         """Score outside of training, where nothing is logged; also with an async reward."""
-        arguments |= {"trainer_state": None, **dict.fromkeys(LOGGERS, log_nothing)}
+        arguments |= {"trainer_state": None, **dict.fromkeys(LOGGERS, lambda name, value: None)}
         return self._scores(arguments, self._start(arguments).result())
 
     def _scores(self, arguments: dict[str, Any], outcome: Outcome) -> Scores:
@@ -299,7 +299,7 @@ def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     `trainer_state` becomes plain data, as its class is defined where torch is needed.
     """
-    passed = {**arguments, **dict.fromkeys(LOGGERS & arguments.keys())}
+    passed = {name: value for name, value in arguments.items() if name not in LOGGERS}
     if (state := arguments.get("trainer_state")) is not None:
         fields = {key: value for key, value in vars(state).items() if key != "stateful_callbacks"}
         passed["trainer_state"] = SimpleNamespace(**fields)

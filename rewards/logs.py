@@ -36,10 +36,9 @@ class Logs:
         self.metrics: list[tuple[str, float]] = []
         self.columns: dict[str, list[Any]] = {}
 
-    def passed_with(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return arguments with the functions that record, where they have TRL's."""
-        functions = {"log_metric": self.log_metric, "log_extra": self.log_extra}
-        return {name: functions.get(name, value) for name, value in arguments.items()}
+    def functions(self) -> dict[str, Any]:
+        """Return the functions that a reward is given instead of TRL's."""
+        return {"log_metric": self.log_metric, "log_extra": self.log_extra}
 
     def log_metric(self, name: str, value: float) -> None:
         """Record a number.
@@ -82,10 +81,6 @@ class Logs:
             arguments["log_metric"](name, value)
         for column, values in self.columns.items():
             arguments["log_extra"](column, values)
-
-
-def log_nothing(name: str, value: Any) -> None:
-    """Take the place of TRL's loggers where nothing is logged."""
 
 
 def _check_name(name: Any) -> None:

@@ -77,11 +77,5 @@ class Parser(HfArgumentParser):  # type: ignore[misc]
             args=list(argv), look_for_args_file=False, return_remaining_strings=True
         )
         if rest:
-            is_flag = rest[0].startswith("-")
-            hint = (
-                f"did you mean -{rest[0]}?"
-                if is_flag
-                else "write an option before it, such as --run"
-            )
-            raise InputError(f"unexpected {rest[0]!r}: {hint}")
+            raise InputError(f"unexpected {rest[0]!r}: write an option before it, with two dashes")
         return tuple(parsed)

@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import ParamSpec
 
@@ -15,11 +16,6 @@ from rewards import RewardError, RewardSpecError
 from rewards.errors import escaped
 from sologrpo.startup import STOPPED, stopped_by
 
-# What the machine refuses, by the number of the OSError: no defect, and no mistake in the input.
-_REFUSED = {
-    errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG,
-    errno.ELOOP, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ENODEV,
-}  # fmt: skip
 # A full disk raises an OSError with one of these numbers in Python, and another error with such a
 # text in safetensors and torch.save.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
@@ -43,11 +39,31 @@ class _Reported(SystemExit):
     """An exit whose line is printed."""
 
 
-# Libraries raise these for a file that is not what they expect: config files with a list instead of
-# a mapping, weights that end too early.
-BROKEN_FILE = (
-    OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, SafetensorError
+# Libraries raise these for a setting or a file that is not what they expect: a config file with a
+# list instead of a mapping, weights that end too early, a package that is not installed.
+LIBRARY_ERRORS = (
+    ValueError, TypeError, ArithmeticError, LookupError, AttributeError, OSError, ImportError,
+    RuntimeError, AssertionError, re.error, SafetensorError,
 )  # fmt: skip
+
+
+@contextmanager
+def refusing(
+    what: str = "", errors: tuple[type[Exception], ...] = LIBRARY_ERRORS
+) -> Iterator[None]:
+    """Turn what a library raises for a setting or a file into one line.
+
+    Args:
+        what: names the setting or the file, if the library does not.
+        errors: that the library raises for them.
+    """
+    try:
+        yield
+    except (InputError, RewardSpecError):
+        raise
+    except errors as error:
+        line = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{what}: {line}" if what else line) from error
 
 
 def first_line(error: BaseException) -> str:
@@ -78,7 +94,7 @@ def cannot_write(error: BaseException) -> str | None:
 def _cannot_use(error: BaseException) -> str | None:
     """Explain a path that the machine refuses in one line; None for any other error."""
     for seen in _causes(error):
-        if isinstance(seen, OSError) and seen.errno in _REFUSED and seen.filename is not None:
+        if isinstance(seen, OSError) and seen.filename and seen.errno not in (None, errno.ENOENT):
             return (
                 f"cannot use {os.fsdecode(seen.filename)}: {seen.strerror}: change its permissions "
                 "or set another path"

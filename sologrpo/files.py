@@ -43,6 +43,21 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted((BUNDLED / "configs").glob("*.yaml"))}
 
 
+def find_config(name: str) -> Path:
+    """Find a config file by its path, or by the name of a recipe.
+
+    Raises:
+        InputError: if there is neither.
+    """
+    if os.path.isfile(name):
+        return Path(name)
+    if name in recipes():
+        return recipes()[name]
+    raise InputError(
+        f"no config {name!r} in {os.getcwd()}: give a file or a recipe: {', '.join(recipes())}"
+    )
+
+
 def check_name(name: str, what: str) -> str:
     """Check that a text can be the name of a file or folder, and return it.
 

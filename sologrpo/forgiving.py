@@ -1,11 +1,12 @@
 """Understand command lines with a forgotten flag; refuse a wrong path before libraries load."""
 
 import os
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
 from sologrpo.errors import InputError
-from sologrpo.files import RUN_CONFIG, recipes
+from sologrpo.files import RUN_CONFIG, find_config
 
 # What a first argument without a flag is.
 _FIRST = {"train": "--config", "evaluate": "--run", "export": "--run"}
@@ -32,22 +33,27 @@ def understand(command: str, given: Sequence[str]) -> list[str]:
         return ["--help"]
     is_bare = bool(given) and not given[0].startswith("-")
     words = [_FIRST[command], *given] if is_bare else list(given)
-    _check_path(_FIRST[command], words)
+    check = find_config if command == "train" else _check_run
+    for value in take_option(_FIRST[command], words)[0]:
+        check(value)
     return words
 
 
-def _check_path(flag: str, words: list[str]) -> None:
-    """Refuse a config or run that does not exist: the parsers do too, after several seconds."""
-    flags = [word.partition("=")[0] for word in words]
-    if flag not in flags:
-        return
-    index = flags.index(flag)
-    value = words[index].partition("=")[2] or (words[index + 1 :] or [""])[0]
-    path = Path(value)
-    if flag == "--config" and value not in recipes() and not (value and path.exists()):
-        names = ", ".join(recipes())
-        raise InputError(f"no config {value!r} in {os.getcwd()}: give a file or a recipe: {names}")
-    if flag == "--run" and not (value and path.is_dir()):
+def take_option(flag: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a command line into the values of one option, and the other words.
+
+    >>> take_option("--run", ["--run=runs/x", "--seed", "3"])
+    (['runs/x'], ['--seed', '3'])
+    """
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(flag, dest="values", nargs="?", const="", action="append", default=[])
+    taken, rest = parser.parse_known_args(words)
+    return taken.values, rest
+
+
+def _check_run(value: str) -> Path:
+    if not value or not os.path.isdir(value):
         near = Path("runs", value)
         hint = f"did you mean {near}?" if (near / RUN_CONFIG).is_file() else "give --run runs/NAME"
         raise InputError(f"no run directory {value!r} in {os.getcwd()}: {hint}")
+    return Path(value)

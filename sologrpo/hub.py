@@ -86,28 +86,19 @@ def why_not_found(name: str, error: BaseException) -> str:
     Args:
         name: as the user wrote it.
         error: of the library.
+
+    Raises:
+        InputError: for a local folder with a file that is missing or damaged.
     """
     path = Path(name)
     if path.exists():
-        return _damage(path) or _reason(error)
+        for file in (path / "config.json", *sorted(path.glob("*.json"))):
+            read_json(file, dict[str, Any])
+        return _reason(error)
     here = f"there is no {name}{looked_in(name)}"
     if problem := unreachable():
         return f"{here}, it is not in the Hub's local cache, and {problem}"
     return f"{here}, and the Hub says: {_reason(error)}"
-
-
-def _damage(folder: Path) -> str:
-    """Name the first file of a model that is missing or cannot be read; "" if there is none."""
-    if not folder.is_dir():
-        return f"{folder} is a file, not a folder"
-    if not (folder / "config.json").is_file():
-        return f"{folder} has no config.json"
-    for file in sorted(folder.glob("*.json")):
-        try:
-            read_json(file, dict[str, Any])
-        except InputError as error:
-            return str(error)
-    return ""
 
 
 def _reason(error: BaseException) -> str:

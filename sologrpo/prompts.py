@@ -4,36 +4,31 @@ A format is one `PromptFormat` in `PROMPT_FORMATS`. Its prompts are chat message
 tokenizer's chat template renders, or plain text, or either. The gold answer never enters a prompt.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BeforeValidator, ConfigDict
+from pydantic import ConfigDict
 
-from sologrpo.errors import InputError
-from sologrpo.schema import Schema, advising, parse, read_yaml, shown
+from sologrpo.schema import Schema, advising, parse, read_yaml
 
 Message = dict[str, str]
 Prompt = list[Message] | str
 
 
-def _as_text(value: Any) -> Any:
-    """Take a number, as `answer: 34` is in YAML, as text."""
-    return str(value) if type(value) in (int, float) else value
-
-
-Text = Annotated[str, BeforeValidator(_as_text)]
-
-
 class WorkedExample(Schema):
-    """A solved problem shown before the question, in the format that the model should use."""
+    """A solved problem shown before the question, in the format that the model should use.
 
-    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
+    In YAML, `answer: 34` is a number.
+    """
 
-    question: Text
-    thinking: Text
-    answer: Text
+    model_config = ConfigDict(
+        extra="forbid", str_strip_whitespace=True, strict=False, coerce_numbers_to_str=True
+    )
+
+    question: str
+    thinking: str
+    answer: str
 
 
 @dataclass(frozen=True)
@@ -77,48 +72,29 @@ class PromptFormat:
     chat: bool = True
     plain_text: PlainText | None = None
 
-    def messages(
-        self,
-        question: str,
-        worked_examples: Sequence[WorkedExample] | None = None,
-        system_prompt: str | None = None,
-    ) -> list[Message]:
+    def messages(self, question: str) -> list[Message]:
         """Build the chat prompt: system, each worked example as one exchange, then the question.
 
-        Args:
-            question: the problem.
-            worked_examples: replace the format's own; an empty list for none.
-            system_prompt: replaces the format's own; an empty string for no system message.
-
-        >>> PROMPT_FORMATS["boxed"].messages("What is 7 + 5?", worked_examples=[])[0]["role"]
-        'user'
+        >>> [message["role"] for message in PROMPT_FORMATS["boxed"].messages("What is 7 + 5?")]
+        ['user', 'assistant', 'user']
         """
-        instruction = self._instruction(system_prompt)
-        messages = [{"role": "system", "content": instruction}] if instruction else []
-        for example in self._examples(worked_examples):
+        system = {"role": "system", "content": self.system_prompt}
+        messages = [system] if self.system_prompt else []
+        for example in self.worked_examples:
             messages.append({"role": "user", "content": example.question + self.suffix})
             messages.append({"role": "assistant", "content": self.render_example(example)})
         messages.append({"role": "user", "content": question.strip() + self.suffix})
         return messages
 
-    def text(
-        self,
-        question: str,
-        worked_examples: Sequence[WorkedExample] | None = None,
-        system_prompt: str | None = None,
-    ) -> str:
+    def text(self, question: str) -> str:
         """Build the plain-text prompt: instruction, worked examples, question, as paragraphs.
-
-        Args:
-            question: the problem.
-            worked_examples: replace the format's own; an empty list for none.
-            system_prompt: replaces the format's own, the first paragraph (the sentences before
-                "User:" in `r1_zero`); an empty string for none.
 
         Raises:
             ValueError: if the format has no plain-text form.
 
-        >>> print(PROMPT_FORMATS["r1_zero"].text("What is 7 + 5?", system_prompt="Think first."))
+        >>> from dataclasses import replace
+        >>> brief = replace(PROMPT_FORMATS["r1_zero"], system_prompt="Think first.")
+        >>> print(brief.text("What is 7 + 5?"))
         Think first.
         <BLANKLINE>
         User: What is 7 + 5?
@@ -127,8 +103,8 @@ class PromptFormat:
         if self.plain_text is None:
             raise ValueError(f"prompt format {self.name} has no plain-text form")
         turn = self.plain_text.turn
-        paragraphs = [self._instruction(system_prompt)]
-        for example in self._examples(worked_examples):
+        paragraphs = [self.system_prompt]
+        for example in self.worked_examples:
             asked = turn.format(question=example.question + self.suffix)
             paragraphs.append(f"{asked} {self.render_example(example)}")
         paragraphs.append(turn.format(question=question.strip() + self.suffix))
@@ -137,12 +113,6 @@ class PromptFormat:
     def render_example(self, example: WorkedExample) -> str:
         """Render a worked example as the completion that would earn every reward."""
         return self.completion.format(thinking=example.thinking, answer=example.answer)
-
-    def _instruction(self, system_prompt: str | None) -> str:
-        return self.system_prompt if system_prompt is None else system_prompt
-
-    def _examples(self, examples: Sequence[WorkedExample] | None) -> Sequence[WorkedExample]:
-        return self.worked_examples if examples is None else examples
 
 
 XML = PromptFormat(
@@ -215,6 +185,4 @@ def load_worked_examples(spec: Any) -> list[WorkedExample]:
     with advising("give a list of {question, thinking, answer}, or a YAML file with one"):
         if not isinstance(spec, str):
             return parse(list[WorkedExample], spec, "worked_examples")
-        if "\n" in spec or not Path(spec).suffix:
-            raise InputError(f"worked_examples: {shown(spec)} is not a file")
         return read_yaml(Path(spec), list[WorkedExample])

@@ -17,14 +17,12 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, TypeAdapter
 from pydantic import ValidationError as Deviation
 
-from sologrpo.errors import InputError
+from sologrpo.errors import LIBRARY_ERRORS, InputError
 
 T = TypeVar("T")
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 SHOWN = 60  # characters of a wrong value in an error
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
-# Raised by parsers for text that they do not expect: PyYAML for `!!int ""` or `!!timestamp x`, too.
-_UNPARSABLE = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError)
 
 
 class Schema(BaseModel):
@@ -100,7 +98,7 @@ def _describe(deviation: Deviation, value: Any) -> str:
     if first["type"] == "value_error":
         return name + first["msg"].removeprefix("Value error, ")
     messages = [first["msg"], *(error["msg"] for error in others if _key(error, value) == key)]
-    texts = dict.fromkeys(text.removeprefix("Input should be ") for text in messages)
+    texts = dict.fromkeys(re.sub(r"^\w+ should (be|have) ", "", text) for text in messages)
     expected = " or ".join(texts)
     if first["type"] in ("model_type", "dict_type"):
         expected = "key: value pairs"
@@ -150,17 +148,13 @@ def read_bytes(path: Path) -> bytes:
     Raises:
         InputError: if it is missing, no regular file, or unreadable.
     """
+    if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe might never end
+        raise InputError(f"{path} is a folder or a device: give a regular file")
     try:
-        if path.is_dir():
-            raise InputError(f"{path} is a folder: give a file")
-        if path.exists() and not path.is_file():  # a pipe or a device: reading might never end
-            raise InputError(f"{path} is not a regular file")
         return path.read_bytes()
     except FileNotFoundError as error:
         raise InputError(f"no file {path}{looked_in(path)}") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        if isinstance(error, InputError):
-            raise
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot read {path}: {reason}") from error
 
@@ -174,13 +168,11 @@ def read_text(path: Path) -> str:
     """Read a text file, UTF-8 with or without the mark that Windows puts first.
 
     Raises:
-        InputError: as `read_bytes`, or if it is empty, zeroed, or in another encoding.
+        InputError: as `read_bytes`, or if it is empty or in another encoding.
     """
     content = read_bytes(path)
     if not content.strip():
         raise InputError(f"{path} is empty")
-    if b"\0" in content and not content.strip(b"\0"):
-        raise InputError(f"{path} is damaged: it holds nothing but zeros")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -204,19 +196,13 @@ def read_json_lines(path: Path, schema: type[T]) -> list[T]:
     Raises:
         InputError: as `read_json`; the message names the line.
     """
-    return [parse(schema, parse_json(line, where), where) for where, line in numbered_lines(path)]
-
-
-def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield `FILE, line NUMBER` and the text of each line that is not empty.
-
-    Raises:
-        InputError: as `read_text`.
-    """
+    rows = []
     # Not `splitlines`, which also breaks at characters that JSON may hold as they are.
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
-            yield f"{path}, line {number}", line
+            where = f"{path}, line {number}"
+            rows.append(parse(schema, parse_json(line, where), where))
+    return rows
 
 
 def parse_json(text: str, where: str | Path) -> Any:
@@ -253,7 +239,7 @@ def _parsed(load: Callable[[], Any], language: str, where: str | Path) -> Any:
         return load()
     except RecursionError as error:
         raise InputError(f"{where}: nested too deeply") from error
-    except (yaml.YAMLError, *_UNPARSABLE) as error:
+    except (yaml.YAMLError, *LIBRARY_ERRORS) as error:
         problem = " ".join(str(error).replace('in "<unicode string>", ', "").split())
         raise InputError(f"{where} is not valid {language}: {problem}") from error
 

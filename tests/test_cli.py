@@ -62,7 +62,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         (["report", "runs/x", "--outptu", "x"], "did you mean 'output'"),
         (["doctor", "--quick"], "unknown key 'quick'"),
         (["rewards", "scoer"], "scoer"),
-        (["rewards", "check", "--config", "nowhere"], "no config file nowhere"),
+        (["rewards", "check", "--config", "nowhere"], "no config 'nowhere' in"),
         (["model", "--wehel", "x"], "--wehel"),
     ],
 )

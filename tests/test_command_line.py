@@ -298,7 +298,7 @@ def test_a_reward_that_raises_ends_the_run_and_loses_nothing(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (None, ["no config file"]),
+        (None, ["no config"]),
         ("cliprange: 0.2", ["'cliprange'", "epsilon"]),
         ("a: [", ["not valid YAML"]),
     ],
@@ -363,7 +363,7 @@ def test_the_plan_has_room_for_the_whole_process_on_a_cpu(
 
 EVALUATION_ERRORS: dict[str, list[str]] = {
     "": ["--run runs/NAME, or --model NAME"],
-    "--run nowhere": ["nowhere", "is not a run directory"],
+    "--run nowhere": ["nowhere", "no file"],
     "--rum nowhere": ["'rum'", "'run'"],
     "--model no/model --dataset_name DATA": ["'no/model'", "local folder works"],
     "--model MODEL --dataset_name no/data": ["'no/data'", "test.jsonl works without a hub"],
@@ -385,8 +385,8 @@ EVALUATION_ERRORS: dict[str, list[str]] = {
     "--run RUN --engine sglang": ["invalid choice: 'sglang'"],
     "--run RUN --write": ["--write belongs to --regrade"],
     "--run RUN --num_sample 4": ["did you mean 'num_samples'"],
-    "--regrade nowhere.jsonl": ["no file nowhere.jsonl"],
-    "--regrade=nowhere.jsonl": ["no file nowhere.jsonl"],
+    "--regrade nowhere.jsonl": ["no file", "nowhere.jsonl"],
+    "--regrade=nowhere.jsonl": ["no file", "nowhere.jsonl"],
     "--regrade": ["expected one argument"],
     "--regrade x --run RUN": ["unknown key 'run'"],
 }

@@ -89,7 +89,7 @@ def test_a_path_is_never_looked_for_on_the_hub(name: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        ({}, "has no config.json"),
+        ({}, "config.json"),
         ({"config.json": ""}, "config.json"),
         ({"config.json": "[1]"}, "config.json"),
         ({"config.json": '{"model_type": "llama"}', "tokenizer.json": "{"}, "tokenizer.json"),

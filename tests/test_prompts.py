@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -44,8 +46,18 @@ Build = Callable[..., Prompt]
 
 def forms(prompt_format: PromptFormat) -> dict[str, Build]:
     """Every way in which a format can ask."""
-    made: dict[str, Build] = {"chat": prompt_format.messages} if prompt_format.chat else {}
-    return made | ({"plain text": prompt_format.text} if prompt_format.plain_text else {})
+
+    def builder(form: str) -> Build:
+        def build(question: str, examples: Any = None, system_prompt: str | None = None) -> Prompt:
+            given = {"worked_examples": examples, "system_prompt": system_prompt}
+            own = {name: value for name, value in given.items() if value is not None}
+            prompt: Prompt = getattr(replace(prompt_format, **own), form)(question)
+            return prompt
+
+        return build
+
+    made = {"chat": builder("messages")} if prompt_format.chat else {}
+    return made | ({"plain text": builder("text")} if prompt_format.plain_text else {})
 
 
 def golden_text(prompt_format: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -179,7 +191,7 @@ def test_base_model_that_copies_the_worked_example_is_stopped(
 ) -> None:
     """It continues with the next turn, which must not be taken for its answer."""
     example = WorkedExample(**EXAMPLE)
-    prompt = prompt_format.text("What is 7 + 5?", [example])
+    prompt = forms(prompt_format)["plain text"]("What is 7 + 5?", [example])
     after_instruction = prompt[prompt.index(example.thinking) :]
     ends = [after_instruction.find(stop) for stop in plain_text.stop_strings]
     end = min(end for end in ends if end >= 0)
@@ -262,7 +274,7 @@ def test_worked_examples_from_list_and_file_agree(tmp_path: Path) -> None:
     ("spec", "says"),
     [
         (["nowhere.yaml"], "no file nowhere.yaml"),
-        (["Question: what is 2 + 2?"], "'Question: what is 2 + 2?' is not a file: give a list"),
+        (["Question: what is 2 + 2?"], "no file Question: what is 2 + 2?"),
         (["a.yaml", "b.yaml"], "worked_examples: 0: 'a.yaml'; expected key: value pairs"),
         ([EXAMPLE, {"question": "2 + 2?", "answer": "4"}], "worked_examples: 1.thinking: missing"),
         ([EXAMPLE | {"anwser": "24"}], "0.anwser: unknown key: give a list of {question, thinking"),

@@ -82,13 +82,13 @@ def content(data: bytes) -> Callable[[Path], object]:
 
 DAMAGE: list[tuple[Callable[[Path], object], str]] = [
     (missing, "no file"),
-    (folder, "is a folder: give a file"),
+    (folder, "give a regular file"),
     (broken_link, "no file"),
     (loop, "cannot read"),
-    (os.mkfifo, "is not a regular file"),
+    (os.mkfifo, "give a regular file"),
     (content(b""), "is empty"),
     (content(b" \n\n"), "is empty"),
-    (content(bytes(99)), "holds nothing but zeros"),
+    (content(bytes(99)), "is not valid"),
     (content('{"name": "ä"}'.encode("latin-1")), "is not UTF-8"),
     (content('{"name": "ä"}'.encode("utf-16")), "is not UTF-8"),
     (content(b'{"name": "a", "rate'), "is not valid"),

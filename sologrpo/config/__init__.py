@@ -2,13 +2,12 @@
 
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
-from sologrpo.config.parsing import load_run_config, parse_config
+from sologrpo.config.parsing import parse_config
 
 __all__ = [
     "EvaluationSettings",
     "RunArguments",
     "SoloGRPOConfig",
-    "load_run_config",
     "parse_config",
     "parse_evaluation",
 ]

@@ -6,7 +6,7 @@ the settings of our trainer. The model's settings are TRL's own `ModelConfig`.
 
 import os
 from dataclasses import dataclass
-from math import gcd, lcm
+from math import lcm
 from typing import Any
 
 import torch
@@ -230,7 +230,7 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
             self.fp16: bool = fast_dtype() is torch.float16
 
     def _check_optimizer_steps(self) -> None:
-        """Refuse incomplete groups or optimizer steps, and name the nearest values that work.
+        """Refuse incomplete groups or optimizer steps, and name the nearest sizes that work.
 
         TRL refuses most of these too, but does not show the arithmetic or the fix.
         """
@@ -250,43 +250,13 @@ def _check_generation_batch(args: SoloGRPOConfig, micro_batch: int) -> None:
     accumulation, group = args.gradient_accumulation_steps, args.num_generations
     step = micro_batch * accumulation
     batch = args.generation_batch_size or micro_batch * (args.steps_per_generation or accumulation)
-    if batch % step:
-        raise InputError(
-            f"a generation batch of {batch} completions is {batch / micro_batch:.4g} micro-batches "
-            f"of {micro_batch}, not whole optimizer steps of {micro_batch} x "
-            f"gradient_accumulation_steps {accumulation} = {step} completions: set "
-            f"{_nearest_batches(args, micro_batch, batch)}"
-        )
-    if batch % group:
-        divisors = [n for n in range(2, batch + 1) if batch % n == 0]
-        nearest = [n for n in divisors if n < group][-1:] + [n for n in divisors if n > group][:1]
-        raise InputError(
-            f"a generation batch ({batch}) of {batch // step} x per_device_train_batch_size "
-            f"{micro_batch} x gradient_accumulation_steps {accumulation} completions is not "
-            f"divisible by num_generations ({group}): {batch} = {batch // group} x {group} + "
-            f"{batch % group}; set num_generations {_either(nearest)}, or "
-            f"{_nearest_batches(args, micro_batch, batch)}"
-        )
-
-
-def _nearest_batches(args: SoloGRPOConfig, micro_batch: int, batch: int) -> str:
-    """Name the setting that sizes the generation batch, with the nearest values that work."""
-    group, step = args.num_generations, micro_batch * args.gradient_accumulation_steps
     whole = lcm(step, group)
-    if args.generation_batch_size is not None:
-        return f"generation_batch_size {_either(_multiples(batch, whole))}"
-    if args.steps_per_generation is not None:
-        steps = [near // micro_batch for near in _multiples(batch, whole)]
-        return f"steps_per_generation {_either(steps)}"
-    size = args.per_device_train_batch_size
-    sizes = _multiples(size, group // gcd(group, step // size))
-    return f"per_device_train_batch_size {_either(sizes)}"
-
-
-def _multiples(number: int, unit: int) -> list[int]:
-    below = number // unit * unit
-    return [multiple for multiple in (below, below + unit) if multiple]
-
-
-def _either(values: list[int]) -> str:
-    return " or ".join(map(str, values))
+    if batch % whole:
+        below = batch // whole * whole
+        nearest = " or ".join(str(size) for size in (below, below + whole) if size)
+        raise InputError(
+            f"a generation batch of {batch} completions is not a multiple of num_generations "
+            f"{group} and of the optimizer step (per_device_train_batch_size {micro_batch} x "
+            f"gradient_accumulation_steps {accumulation} = {step}): change one of them, or set "
+            f"generation_batch_size {nearest} without steps_per_generation"
+        )

@@ -5,65 +5,37 @@ a wide range, texts are not empty, and names of an enumeration exist.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import MISSING, Field, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from dataclasses import Field as Setting
 from enum import Enum
 from functools import cache, reduce
 from operator import or_
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 from unicodedata import category
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, create_model
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic.fields import FieldInfo
 
-from rewards import RewardSpecError
 from sologrpo.errors import InputError
 from sologrpo.schema import STRICT, as_number, parse, parse_json, shown
 
-# Raised by TRL, transformers, PEFT and torch for values that they do not expect.
-REFUSALS = (
-    ValueError, TypeError, ArithmeticError, LookupError, AttributeError, OSError, ImportError,
-    RuntimeError, AssertionError, re.error,
-)  # fmt: skip
 LONGEST_NAME = 255  # bytes of a name in a path, on Linux
 CREDENTIALS = re.compile(r"://[^/\s]*@")
 
 
-@contextmanager
-def refusing(what: str = "", errors: tuple[type[Exception], ...] = REFUSALS) -> Iterator[None]:
-    """Turn what a library raises for a setting into one line.
-
-    Args:
-        what: names the setting, if the library does not.
-        errors: that the library raises for settings.
-    """
-    try:
-        yield
-    except (InputError, RewardSpecError):
-        raise
-    except errors as error:
-        line = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{what}: {line}" if what else line) from error
-
-
-class Range(NamedTuple):
+def between(low: float, high: float) -> FieldInfo:
     """Limit a number, both ends included."""
-
-    low: float
-    high: float
-
-    def check(self, value: float) -> float:
-        """Return the number, or raise a ValueError that names the range."""
-        if self.low <= value <= self.high:
-            return value
-        raise ValueError(f"{shown(value)}; expected {self.low:.15g} to {self.high:.15g}")
+    limits: FieldInfo = Field(ge=low, le=high)
+    return limits
 
 
-COUNT, SCALE = Range(0, 2**31 - 1), Range(0, 1e6)  # also of integers and floats without a rule
-POSITIVE, RATIO = Range(1, COUNT.high), Range(1e-6, SCALE.high)
-SHARE, PART, BATCH = Range(0, 1), Range(1e-6, 1), Range(1, 2**16)
-SEED, PORT = Range(0, 2**32 - 1), Range(1, 2**16 - 1)  # of numpy; of TCP
+LARGEST = 2**31 - 1  # of most counts in C
+COUNT, SCALE = between(0, LARGEST), between(0, 1e6)  # also of integers and floats without a rule
+POSITIVE, RATIO = between(1, LARGEST), between(1e-6, 1e6)
+SHARE, PART, BATCH = between(0, 1), between(1e-6, 1), between(1, 2**16)
+SEED, PORT = between(0, 2**32 - 1), between(1, 2**16 - 1)  # of numpy; of TCP
 
 
 def text(value: str) -> str:
@@ -97,7 +69,7 @@ def _as_integer(value: Any) -> Any:
 
 UNCHECKED: Any = Any  # its reader checks it
 STRATEGY = Annotated[Literal["no", "steps", "epoch"], BeforeValidator(_no_as_text)]
-# What a type hint cannot say, by key: a `Range` of its numbers, `free_text`, or another hint.
+# What a type hint cannot say, by key: limits of its numbers, `free_text`, or another hint.
 RULES: dict[str, Any] = {
     # Ours.
     **dict.fromkeys(("rewards", "worked_examples"), UNCHECKED),
@@ -105,29 +77,29 @@ RULES: dict[str, Any] = {
     **dict.fromkeys(("max_train_examples", "max_prompt_tokens", "train_token_budget",
                      "sampling_token_budget", "limit", "parity_problems"), POSITIVE),
     "max_kl": RATIO,
-    "reward_workers": Range(0, 256),
-    "max_resample_rounds": Range(0, 1000),
+    "reward_workers": between(0, 256),
+    "max_resample_rounds": between(0, 1000),
     # The loss. The names are those of TRL 1.16.0, grpo_trainer.py: 3084-3093, 3109-3184, 2761-2806.
     "loss_type": Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"],
     "importance_sampling_level": Literal["token", "sequence"],
     "scale_rewards": Literal["group", "batch", "none", True, False],
     "multi_objective_aggregation": Literal["sum_then_normalize", "normalize_then_sum"],
-    "reward_weights": Range(-1e6, 1e6),
-    **dict.fromkeys(("beta", "entropy_target"), Range(0, 1000)),
+    "reward_weights": between(-1e6, 1e6),
+    **dict.fromkeys(("beta", "entropy_target"), between(0, 1000)),
     **dict.fromkeys(("delta", "off_policy_mask_threshold", "sapo_temperature_neg",
                      "sapo_temperature_pos"), RATIO),
     "num_iterations": BATCH,
     "advantage_eps": SHARE,
-    "entropy_coef": Range(-1000, 1000),
+    "entropy_coef": between(-1000, 1000),
     "ref_model_sync_steps": POSITIVE,
     **dict.fromkeys(("top_entropy_quantile", "ref_model_mixup_alpha"), SHARE),
     # Sampling.
-    "temperature": Range(0.01, 100),
-    "repetition_penalty": Range(0.01, 100),
+    "temperature": between(0.01, 100),
+    "repetition_penalty": between(0.01, 100),
     "top_p": PART,
     "min_p": SHARE,
-    **dict.fromkeys(("max_completion_length", "generation_batch_size"), Range(1, 2**20)),
-    "num_generations": Range(2, 2**16),  # a completion is compared with the others of its prompt
+    **dict.fromkeys(("max_completion_length", "generation_batch_size"), between(1, 2**20)),
+    "num_generations": between(2, 2**16),  # a completion is compared with the others of its prompt
     **dict.fromkeys(("num_generations_eval", "steps_per_generation", "gradient_accumulation_steps",
                      "per_device_train_batch_size", "per_device_eval_batch_size"), BATCH),
     # vLLM. TRL 1.16.0, vllm_generation.py:266-313, and grpo_trainer.py:2667-2707.
@@ -144,31 +116,33 @@ RULES: dict[str, Any] = {
     # Optimization.
     "learning_rate": SHARE,
     "warmup_steps": COUNT,
-    "max_steps": Range(-1, COUNT.high),
+    "max_steps": between(-1, LARGEST),
     "num_train_epochs": RATIO,
-    "weight_decay": Range(0, 100),
+    "weight_decay": between(0, 100),
     **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), SHARE),
     "adam_epsilon": SHARE,
     "optim_args": free_text,
     "pad_to_multiple_of": Literal["auto"] | Annotated[
-        int, BeforeValidator(_as_integer), AfterValidator(POSITIVE.check)],
+        int, BeforeValidator(_as_integer), POSITIVE],
     **dict.fromkeys(("torch_empty_cache_steps", "eval_accumulation_steps", "ddp_timeout",
                      "dataloader_prefetch_factor", "ddp_bucket_cap_mb"), POSITIVE),
-    "dataloader_num_workers": Range(0, 256),
+    "dataloader_num_workers": between(0, 256),
     "remove_unused_columns": Literal[False],  # rewards take the columns
+    # A run with LoRA has no reference model to update: TRL 1.16.0, grpo_trainer.py:1197-1204.
+    "sync_ref_model": Literal[False],
     # Logging and saving. TRL would make the repository before the first step.
     "log_completions_hub_repo": Literal[None],
     **dict.fromkeys(("eval_strategy", "logging_strategy"), STRATEGY),
     "save_strategy": STRATEGY | Literal["best"],
-    **dict.fromkeys(("logging_steps", "save_steps", "eval_steps"), Range(1e-6, COUNT.high)),
+    **dict.fromkeys(("logging_steps", "save_steps", "eval_steps"), between(1e-6, LARGEST)),
     **dict.fromkeys(("eval_delay", "reward_timeout", "vllm_server_timeout"), COUNT),
     "save_total_limit": POSITIVE,
     **dict.fromkeys(("seed", "data_seed"), SEED),
-    "local_rank": Range(-1, COUNT.high),
+    "local_rank": between(-1, LARGEST),
     **dict.fromkeys(("debug", "fsdp"), free_text),
     # The model. Ranks above its width add nothing.
-    "lora_r": Range(1, 2**16),
-    "lora_alpha": Range(1, 2**16),
+    "lora_r": between(1, 2**16),
+    "lora_alpha": between(1, 2**16),
     "lora_dropout": SHARE,
     "lora_task_type": Literal["CAUSAL_LM"],
     "bnb_4bit_quant_storage": Literal["uint8", "bfloat16", "float16", "float32", "float64"],
@@ -203,7 +177,7 @@ def check_settings(values: Mapping[str, Any], where: Any, *classes: type) -> dic
     return {**values, **{key: checked[key] for key in given if checked[key] != given[key]}}
 
 
-def _is_default(value: Any, declared: Field[Any]) -> bool:
+def _is_default(value: Any, declared: Setting[Any]) -> bool:
     default = declared.default
     if declared.default_factory is not MISSING:
         default = declared.default_factory()
@@ -223,7 +197,7 @@ def _schema(*classes: type) -> type[BaseModel]:
     return schema
 
 
-def _type_of(setting: Field[Any], hint: Any) -> Any:
+def _type_of(setting: Setting[Any], hint: Any) -> Any:
     """Join the type hint of a setting with the rule of its key."""
     rule = RULES.get(setting.name)
     if rule is None and "choices" in setting.metadata:
@@ -231,30 +205,31 @@ def _type_of(setting: Field[Any], hint: Any) -> Any:
     parts = list(get_args(hint)) if get_origin(hint) in (Union, UnionType) else [hint]
     if setting.name in NEEDED:
         parts.remove(NoneType)
-    if not (rule is None or rule is free_text or isinstance(rule, Range)):
+    if not (rule is None or rule is free_text or isinstance(rule, FieldInfo)):
         return rule | None if NoneType in parts else rule
     kinds = {get_origin(part) or part for part in parts} - {NoneType}
     if any(map(_is_enum, kinds)) or kinds == {dict, str}:
         # A text is then a name of the enumeration, or JSON; a few may be the path of a file.
         parts = [part for part in parts if part is not str or setting.name in FILE_OR_DICT]
-    convert = _as_list if kinds == {list} else _as_dict if dict in kinds else _unchanged
     limited: Any = reduce(or_, [_limited(part, rule) for part in parts])
-    return Annotated[limited, BeforeValidator(convert)]
+    if kinds == {list}:
+        return Annotated[limited, BeforeValidator(_as_list)]
+    return Annotated[limited, BeforeValidator(_as_dict)] if dict in kinds else limited
 
 
 def _limited(hint: Any, rule: Any) -> Any:
     """Limit the numbers and texts of a type hint."""
     kind = get_origin(hint) or hint
     if kind is float:
-        return Annotated[float, BeforeValidator(as_number), AfterValidator((rule or SCALE).check)]
+        return Annotated[float, BeforeValidator(as_number), rule or SCALE]
     if kind is int:
-        return Annotated[int, AfterValidator((rule or COUNT).check)]
+        return Annotated[int, rule or COUNT]
     if kind is str:
         return Annotated[str, AfterValidator(free_text if rule is free_text else text)]
     if kind is list:
         (entry,) = get_args(hint)
         entries: Any = list.__class_getitem__(_limited(entry, rule))
-        return Annotated[entries, AfterValidator(_not_empty)]
+        return Annotated[entries, Field(min_length=1)]
     if _is_enum(kind):
         return Literal[tuple(choice.value for choice in kind)]
     return dict[str, Any] if hint is dict else hint
@@ -262,10 +237,6 @@ def _limited(hint: Any, rule: Any) -> Any:
 
 def _is_enum(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Enum)
-
-
-def _unchanged(value: Any) -> Any:
-    return value
 
 
 def _as_list(value: Any) -> Any:
@@ -281,9 +252,3 @@ def _as_dict(value: Any) -> Any:
         return parse_json(value, "the text")
     except InputError as error:
         raise ValueError(str(error)) from error
-
-
-def _not_empty(value: list[Any]) -> list[Any]:
-    if not value:
-        raise ValueError("[]; expected at least one entry, or leave it out")
-    return value

@@ -26,11 +26,12 @@ from sologrpo.config.arguments import (
 )
 from sologrpo.config.checks import check_settings
 from sologrpo.config.export import ORIGINAL, ExportArguments, check_export_arguments
-from sologrpo.config.parsing import RENAMED, CheckedParser, load_run_config
+from sologrpo.config.parsing import RENAMED, CheckedParser
 from sologrpo.environment import read_environment
 from sologrpo.errors import InputError
 from sologrpo.files import ADAPTER, PRECISION_TABLE, RUN_CONFIG, check_name
 from sologrpo.prompts import PROMPT_FORMATS
+from sologrpo.schema import read_yaml
 
 # What config.yaml of a run decides of its evaluation and export.
 OF_MODEL = (
@@ -218,7 +219,7 @@ def run_settings(directory: Path, names: Iterable[str]) -> dict[str, Any]:
     Raises:
         InputError: if there is no run, or a setting deviates.
     """
-    saved = load_run_config(directory)
+    saved = read_yaml(directory / RUN_CONFIG, dict[str, Any])
     taken = {name: saved[name] for name in names if name in saved}
     classes = (RunArguments, SoloGRPOConfig, ModelConfig)
     return check_settings(taken, directory / RUN_CONFIG, *classes)

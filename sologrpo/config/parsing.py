@@ -19,11 +19,12 @@ from rewards import make_importable, name_of_spec
 from rewards.logs import RESERVED_COLUMNS
 from sologrpo.command_line import Parser
 from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
-from sologrpo.config.checks import CREDENTIALS, check_settings, free_text, refusing
-from sologrpo.errors import InputError
-from sologrpo.files import RUN_CONFIG, recipes
+from sologrpo.config.checks import CREDENTIALS, check_settings, free_text
+from sologrpo.errors import InputError, refusing
+from sologrpo.files import find_config
+from sologrpo.forgiving import take_option
 from sologrpo.prompts import PROMPT_FORMATS
-from sologrpo.schema import looked_in, parse, read_yaml
+from sologrpo.schema import parse, read_yaml
 
 CONFIG_CLASSES = (RunArguments, SoloGRPOConfig, ModelConfig)
 # Origins of a setting, besides a config file.
@@ -118,8 +119,7 @@ def origins(argv: Sequence[str] | None = None) -> dict[str, str]:
     path, args = _split_config(argv)
     found = dict.fromkeys(ONE_GPU_DEFAULTS, PROJECT)
     if path is not None:
-        content = read_yaml(path, dict[str, Any])
-        found |= dict.fromkeys((key.replace("-", "_") for key in content), str(path))
+        found |= dict.fromkeys(read_yaml(path, dict[str, Any]), str(path))
     given = (arg[2:].partition("=")[0] for arg in args if arg.startswith("--"))
     found |= dict.fromkeys((key.replace("-", "_") for key in given), COMMAND_LINE)
     for name in ("dry_run", "traceback"):
@@ -129,37 +129,15 @@ def origins(argv: Sequence[str] | None = None) -> dict[str, str]:
 
 def _split_config(argv: Sequence[str] | None) -> tuple[Path | None, list[str]]:
     """Split a command line into its config file, if there is one, and the other arguments."""
-    args = list(sys.argv[1:] if argv is None else argv)
-    for i, arg in enumerate(args):
-        if arg.startswith("--config="):
-            args[i : i + 1] = ["--config", arg.partition("=")[2]]
-    if "--config" not in args:
-        return None, args
-    index = args.index("--config")
-    if index + 1 == len(args):
-        raise InputError("--config needs a recipe or a file, for example --config quickstart")
-    _, name = args[index : index + 2]
-    del args[index : index + 2]
-    if "--config" in args:
-        raise InputError(f"--config {name} is not the only one: give one file")
-    if os.path.isfile(name):
-        return Path(name), args
-    if name in recipes():
-        return recipes()[name], args
-    raise InputError(
-        f"no config file {name}{looked_in(name)}: give a file, or one of the recipes "
-        f"{', '.join(recipes())}"
-    )
+    names, args = take_option("--config", sys.argv[1:] if argv is None else argv)
+    if len(names) > 1:
+        raise InputError(f"--config {names[0]} is not the only one: give one file")
+    return (find_config(names[0]) if names else None), args
 
 
 def _read_config(path: Path, parser: CheckedParser) -> dict[str, Any]:
     """Read a config file, and set the environment variables in it."""
-    content: dict[str, Any] = {}
-    for key, value in read_yaml(path, dict[str, Any]).items():
-        name = key.replace("-", "_")
-        if name in content:
-            raise InputError(f"{path}: {name} is there twice: keep one")
-        content[name] = value
+    content = read_yaml(path, dict[str, Any])
     variables = parse(dict[str, Variable], content.pop("env", {}), f"{path}: env")
     parser.check_keys(content)
     if content.pop("trust_remote_code", False) is not False:
@@ -225,10 +203,10 @@ def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) ->
             f"{len(args.reward_weights)} reward_weights for {len(run.rewards)} rewards; "
             "give one weight per reward"
         )
-    if args.sync_ref_model:  # TRL 1.16.0, grpo_trainer.py:1197-1204
-        raise InputError("sync_ref_model needs a reference model, and a run with LoRA has none")
     _check_reward_names(run, args)
-    _check_trackers(args)
+    with refusing("report_to"):  # the trainer would do this after loading the model
+        for callback in get_reporting_integration_callbacks(args.report_to):
+            callback()
     _leave_out_of_stock(run, args)
     validates = args.eval_strategy != "no" or args.eval_on_start
     if validates and run.num_validation_examples < 1:
@@ -241,13 +219,6 @@ def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) ->
             "save_strategy best saves after a validation: set eval_strategy steps, eval_steps and "
             "num_validation_examples, or save_strategy steps"
         )
-
-
-def _check_trackers(args: SoloGRPOConfig) -> None:
-    """Check that the trackers are installed; the trainer would do so after loading the model."""
-    with refusing("report_to"):
-        for callback in get_reporting_integration_callbacks(args.report_to):
-            callback()
 
 
 def _leave_out_of_stock(run: RunArguments, args: SoloGRPOConfig) -> None:
@@ -271,19 +242,3 @@ def _check_reward_names(run: RunArguments, args: SoloGRPOConfig) -> None:
         raise InputError(
             f"outcome_reward {args.outcome_reward!r} is not among the rewards: {', '.join(names)}"
         )
-
-
-def load_run_config(directory: Path) -> dict[str, Any]:
-    """Read the resolved config of a run.
-
-    Args:
-        directory: of the run.
-
-    Raises:
-        InputError: if the directory holds no run.
-    """
-    path = directory / RUN_CONFIG
-    if not path.exists():
-        where = f"{directory}{looked_in(directory)}"
-        raise InputError(f"{where} is not a run directory: {RUN_CONFIG} is missing")
-    return read_yaml(path, dict[str, Any])

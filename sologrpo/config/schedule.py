@@ -1,6 +1,6 @@
 """Compute how completions, prompts and optimizer steps relate."""
 
-from math import ceil, gcd, lcm
+from math import ceil
 
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.errors import InputError
@@ -32,22 +32,9 @@ def check_fills_a_batch(args: SoloGRPOConfig, n_prompts: int) -> None:
         raise InputError(
             f"{n_prompts} training rows do not fill a generation batch of {needed} prompts "
             f"({args.generation_batch_size} completions / num_generations {args.num_generations}): "
-            f"give at least {needed} rows, or {_batch_that_fits(args, n_prompts)}"
+            f"give at least {needed} rows, or lower per_device_train_batch_size, "
+            "gradient_accumulation_steps or generation_batch_size"
         )
-
-
-def _batch_that_fits(args: SoloGRPOConfig, n_prompts: int) -> str:
-    """Name the largest batch that this many prompts fill."""
-    completions, step = n_prompts * args.num_generations, completions_of_a_step(args)
-    whole = lcm(step, args.num_generations)
-    if whole <= completions:
-        return f"set generation_batch_size {completions // whole * whole}"
-    per_size = step // args.per_device_train_batch_size
-    unit = args.num_generations // gcd(args.num_generations, per_size)
-    size = completions // per_size // unit * unit
-    if not size:
-        return f"lower gradient_accumulation_steps {args.gradient_accumulation_steps}"
-    return f"set per_device_train_batch_size {size} and generation_batch_size {size * per_size}"
 
 
 def optimizer_steps(args: SoloGRPOConfig, n_prompts: int) -> int:

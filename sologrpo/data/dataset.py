@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -15,19 +16,19 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from sologrpo.config.arguments import RunArguments
-from sologrpo.errors import InputError, first_line
+from sologrpo.errors import LIBRARY_ERRORS, InputError, first_line, refusing
 from sologrpo.files import BUNDLED, check_name
 from sologrpo.hub import check_hub, why_not_found
 from sologrpo.prompts import PROMPT_FORMATS, Prompt, PromptFormat, load_worked_examples
 from sologrpo.schema import (
     Schema,
     advising,
-    numbered_lines,
     parse,
-    parse_json,
     read_bytes,
+    read_json,
+    read_json_lines,
     read_text,
-)  # fmt: skip
+)
 from sologrpo.scoring.records import Gold
 
 logger = logging.getLogger(__name__)
@@ -43,10 +44,7 @@ RESERVED = (
     "self",
 )  # fmt: skip
 # Raised for a table that is damaged, or holds what a data set cannot.
-UNREADABLE = (
-    pa.ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError,
-    NotImplementedError,
-)  # fmt: skip
+TABLE_ERRORS = (pa.ArrowException, *LIBRARY_ERRORS)
 ROW_FORM = 'write {"question": …, "answer": "… #### 42"}: docs/configuration.md, Data'
 
 
@@ -88,13 +86,9 @@ def _load_local(path: Path, split: str) -> Dataset | list[dict[str, Any]]:
         raise InputError(f"{path}: expected one of {', '.join(FILE_TYPES)}")
     if suffix != ".parquet":
         return [row for file in files for row in _read_json(file)]
-    try:
+    with refusing(f"cannot read {files[0]}", TABLE_ERRORS):
         tables = [pq.ParquetFile(pa.BufferReader(read_bytes(file))).read() for file in files]
         return Dataset(pa.concat_tables(tables))
-    except InputError:
-        raise
-    except UNREADABLE as error:
-        raise InputError(f"cannot read {files[0]}: {first_line(error)}") from error
 
 
 def _read_json(file: Path) -> list[dict[str, Any]]:
@@ -103,21 +97,17 @@ def _read_json(file: Path) -> list[dict[str, Any]]:
     `load_dataset("json")` gives no line number in its errors, and pyarrow 26.0 crashes the process
     at a line that is `null`.
     """
-    if not (text := read_text(file)).lstrip().startswith("["):
-        lines = [(where, parse_json(line, where)) for where, line in numbered_lines(file)]
-    else:
-        lines = [(f"{file}, row {n}", row) for n, row in enumerate(parse_json(text, file), start=1)]
     with advising(ROW_FORM):
-        return [parse(dict[str, Any], row, where) for where, row in lines]
+        if read_text(file).lstrip().startswith("["):
+            return read_json(file, list[dict[str, Any]])
+        return read_json_lines(file, dict[str, Any])
 
 
 def _from_rows(rows: list[dict[str, Any]], name: str) -> Dataset:
     columns = {}
     for column in _columns(rows):
-        try:
+        with refusing(f"{name}: column {column!r}", TABLE_ERRORS):
             columns[column] = pa.array([row.get(column) for row in rows])
-        except UNREADABLE as error:
-            raise InputError(f"{name}: column {column!r}: {first_line(error)}") from error
     return Dataset(pa.table(columns))
 
 
@@ -150,11 +140,6 @@ def _check_schema(rows: Dataset | list[dict[str, Any]], where: str) -> None:
     if not len(rows):
         raise InputError(f"{where} has no rows")
     columns = rows.column_names if isinstance(rows, Dataset) else _columns(rows)
-    missing = [column for column in ("question", "answer") if column not in columns]
-    if missing:
-        raise InputError(
-            f"{where} has no column {' and no '.join(missing)}; it has {', '.join(columns)}"
-        )
     if taken := [column for column in RESERVED if column in columns]:
         raise InputError(
             f"{where}: the trainer uses the name of column {taken[0]!r} itself: rename or remove it"
@@ -182,17 +167,25 @@ def build_prompts(
     Raises:
         InputError: if the format needs a chat template and the tokenizer has none.
     """
-    prompt_format = PROMPT_FORMATS[run.prompt_format]
+    prompt_format = prompt_format_of(run)
     chat = _asks_in_chat(prompt_format, tokenizer)
     build = prompt_format.messages if chat else prompt_format.text
-    spec = run.worked_examples  # an empty list asks for no example, not for the format's own
-    examples = None if spec is None else load_worked_examples(spec)
 
     def add_prompt(row: dict[str, Any]) -> dict[str, Any]:
-        prompt = build(row["question"], examples, run.system_prompt)
-        return {"prompt": prompt, "prompt_format": prompt_format.name}
+        return {"prompt": build(row["question"]), "prompt_format": prompt_format.name}
 
     return rows.map(add_prompt)
+
+
+def prompt_format_of(run: RunArguments) -> PromptFormat:
+    """Return the prompt format of a run, with the run's system prompt and worked examples."""
+    prompt_format = PROMPT_FORMATS[run.prompt_format]
+    if run.system_prompt is not None:
+        prompt_format = replace(prompt_format, system_prompt=run.system_prompt)
+    if run.worked_examples is not None:  # an empty list asks for none
+        examples = tuple(load_worked_examples(run.worked_examples))
+        prompt_format = replace(prompt_format, worked_examples=examples)
+    return prompt_format
 
 
 def stop_strings(dataset: Dataset | IterableDataset) -> list[str]:
@@ -223,16 +216,12 @@ def _asks_in_chat(prompt_format: PromptFormat, tokenizer: PreTrainedTokenizerBas
     if tokenizer is None or tokenizer.chat_template is not None:
         return True
     if prompt_format.plain_text is None:
-        raise _no_chat_template(tokenizer)
+        plain = " or ".join(f.name for f in PROMPT_FORMATS.values() if f.plain_text is not None)
+        raise InputError(
+            f"{tokenizer.name_or_path} has no chat template: use prompt_format {plain}, or the "
+            "instruct version of the model"
+        )
     return False
-
-
-def _no_chat_template(tokenizer: PreTrainedTokenizerBase) -> InputError:
-    plain = " or ".join(f.name for f in PROMPT_FORMATS.values() if f.plain_text is not None)
-    return InputError(
-        f"{tokenizer.name_or_path} has no chat template: use prompt_format {plain}, or the "
-        "instruct version of the model"
-    )
 
 
 def load_train_and_validation(
@@ -256,14 +245,8 @@ def load_train_and_validation(
         validation = train.select(range(run.num_validation_examples))
         train = train.select(range(run.num_validation_examples, len(train)))
     if run.max_train_examples is not None:
-        _check_at_least_one("max_train_examples", run.max_train_examples)
         train = train.select(range(min(run.max_train_examples, len(train))))
     return train, validation
-
-
-def _check_at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise InputError(f"{name} {value} leaves no rows: give 1 or more, or leave it out")
 
 
 def load_test_prompts(
@@ -281,10 +264,8 @@ def load_test_prompts(
         tokenizer: see `build_prompts`.
 
     Raises:
-        InputError: if the data cannot be loaded, or `limit` is less than 1.
+        InputError: if the data cannot be loaded.
     """
-    if limit is not None:
-        _check_at_least_one("limit", limit)
     rows = load_rows(run.dataset_name, run.dataset_test_split, run.dataset_config)
     if limit is not None and limit < len(rows):
         rows = rows.shuffle(seed=seed).select(range(limit))
@@ -321,8 +302,7 @@ def prompt_token_ids(
         tokenizer: the model's.
 
     Raises:
-        InputError: if a tokenizer without a chat template gets chat messages, makes an empty
-            prompt, or adds an end token to plain text.
+        InputError: if the tokenizer makes an empty prompt, or adds an end token to plain text.
     """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     rendered = texts or [render_prompt(prompt, tokenizer) for prompt in prompts]
@@ -350,28 +330,20 @@ def render_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options:
         options: further variables of the chat template.
 
     Raises:
-        InputError: if the prompt is a list of messages and the tokenizer has no chat template, or
-            one that refuses them.
+        InputError: if the chat template refuses the messages.
     """
     if isinstance(prompt, str):
         opening: str = tokenizer.decode(tokenizer("")["input_ids"])
         return opening + prompt
-    if tokenizer.chat_template is None:
-        raise _no_chat_template(tokenizer)
     try:
         text: str = tokenizer.apply_chat_template(
             prompt, tokenize=False, add_generation_prompt=True, **options
         )
     except TemplateError as error:
-        fix = "use a prompt_format that it takes"
-        if prompt[0]["role"] == "system":
-            fix = (
-                "if it takes no system message, set system_prompt to '' and show the format in "
-                "worked_examples, or use prompt_format boxed"
-            )
         raise InputError(
             f"the chat template of {tokenizer.name_or_path} refuses a prompt: {first_line(error)}; "
-            f"{fix}"
+            "use another prompt_format; if it takes no system message, boxed, or set system_prompt "
+            "to '' and show the format in worked_examples"
         ) from error
     return text
 

@@ -19,7 +19,7 @@ from transformers import logging as transformers_logging
 from trl import ModelConfig, get_quantization_config
 
 from sologrpo.device import describe_device, fast_dtype, one_device
-from sologrpo.errors import BROKEN_FILE, InputError
+from sologrpo.errors import LIBRARY_ERRORS, InputError
 from sologrpo.files import ADAPTER_CONFIG
 from sologrpo.hub import check_hub, why_not_found
 from sologrpo.model.memory import is_out_of_memory
@@ -36,15 +36,10 @@ def pick_dtype(requested: str | None = "auto") -> torch.dtype:
 
     Args:
         requested: the name of a torch dtype; `auto` or None for the one that is fast here.
-
-    Raises:
-        InputError: if torch has no such dtype.
     """
     if requested in (None, "auto"):
         return fast_dtype()
-    dtype = getattr(torch, str(requested), None)
-    if not isinstance(dtype, torch.dtype):
-        raise InputError(f"unknown dtype {requested!r}: use auto, bfloat16, float16 or float32")
+    dtype: torch.dtype = getattr(torch, str(requested))
     return dtype
 
 
@@ -108,12 +103,10 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
         InputError: if the model does not exist, has no safetensors and is not trusted, lacks
             weights or has others, or does not fit into the device's memory.
     """
-    dtype = pick_dtype(model_args.dtype)
-    if (Path(str(model_args.model_name_or_path)) / ADAPTER_CONFIG).is_file():
+    name, dtype = str(model_args.model_name_or_path), pick_dtype(model_args.dtype)
+    if (Path(name) / ADAPTER_CONFIG).is_file():
         # transformers would load the model that the adapter names.
-        raise InputError(
-            f"{model_args.model_name_or_path} holds an adapter: give its base model as the model"
-        )
+        raise InputError(f"{name} holds an adapter: give its base model as the model")
     # TRL passes `dtype` on as the 4-bit compute dtype, which must be a real dtype, not "auto". A
     # copy: `config.yaml` records what the user asked for, and `--resume` compares it.
     resolved = copy.copy(model_args)
@@ -121,7 +114,7 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
     try:
         with _without_load_report():
             model, loaded = AutoModelForCausalLM.from_pretrained(
-                model_args.model_name_or_path,
+                name,
                 revision=model_args.model_revision,
                 dtype=dtype,
                 attn_implementation=model_args.attn_implementation,
@@ -132,16 +125,14 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refused below, by name
             )
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise InputError(
-            f"{model_args.model_name_or_path} does not fit into memory ({describe_device()}): "
-            "use load_in_4bit: true or a smaller model"
-        ) from error
-    except BROKEN_FILE as error:
-        raise cannot_load(str(model_args.model_name_or_path), error) from error
-    _check_weights(model, loaded, str(model_args.model_name_or_path))
+    except (MemoryError, *LIBRARY_ERRORS) as error:
+        if is_out_of_memory(error):
+            raise InputError(
+                f"{name} does not fit into memory ({describe_device()}): use load_in_4bit: true or "
+                "a smaller model"
+            ) from error
+        raise cannot_load(name, error) from error
+    _check_weights(model, loaded, name)
     keep_nf4_trainable(model)
     keep_one_input_hook(model)
     return model
@@ -245,16 +236,6 @@ def keep_trainable_in_fp32(model: torch.nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-
-
-def count_parameters(model: torch.nn.Module) -> tuple[int, int]:
-    """Count the (trainable, all) parameters; packed 4-bit weights are counted one by one."""
-    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    total = sum(
-        p.numel() * (2 * p.element_size() if isinstance(p, bnb.nn.Params4bit) else 1)
-        for p in model.parameters()
-    )
-    return trainable, total
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:

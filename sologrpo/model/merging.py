@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from sologrpo.device import one_device
-from sologrpo.errors import BROKEN_FILE, InputError, first_line
+from sologrpo.errors import InputError, refusing
 from sologrpo.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from sologrpo.manifest import MANIFEST, damage
 from sologrpo.model.loading import end_token_ids, few, pick_dtype
@@ -61,7 +61,7 @@ def check_adapter(adapter: Path, base_name: str | None) -> AdapterConfig:
         InputError: if the folder has no LoRA adapter, or one that is damaged, pickled, made for
             another base model, or would run code.
     """
-    if not adapter.is_dir() or not (adapter / ADAPTER_CONFIG).exists():
+    if not (adapter / ADAPTER_CONFIG).exists():
         where = f"{adapter}{looked_in(adapter)}"
         raise InputError(f"{where} holds no adapter: it has no {ADAPTER_CONFIG}")
     config = read_json(adapter / ADAPTER_CONFIG, AdapterConfig)
@@ -86,10 +86,8 @@ def check_adapter(adapter: Path, base_name: str | None) -> AdapterConfig:
 
 def _read_weights(adapter: Path) -> dict[str, torch.Tensor]:
     """Read the tensors of an adapter, all of them finite."""
-    try:
+    with refusing(f"{adapter / ADAPTER_WEIGHTS} is damaged"):
         weights: dict[str, torch.Tensor] = load_file(adapter / ADAPTER_WEIGHTS)
-    except BROKEN_FILE as error:
-        raise InputError(f"{adapter / ADAPTER_WEIGHTS} is damaged: {first_line(error)}") from error
     bad = [name for name, tensor in weights.items() if not tensor.isfinite().all()]
     if bad:
         raise InputError(
@@ -123,14 +121,11 @@ def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
             tensors is missing or would be left out.
     """
     weights = _read_weights(adapter)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Found missing adapter keys")  # an error below
-            model = PeftModel.from_pretrained(base, str(adapter))
+    with refusing(f"{adapter} does not fit the base model"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Found missing adapter keys")  # an error below
+        model = PeftModel.from_pretrained(base, str(adapter))
         # Again, for what it returns: `from_pretrained` ignores tensors without a place.
         result = set_peft_model_state_dict(model, weights)
-    except (RuntimeError, *BROKEN_FILE) as error:
-        raise InputError(f"{adapter} does not fit the base model: {first_line(error)}") from error
     # The base model's own tensors count as missing, too.
     missing = [key for key in result.missing_keys if "default" in key.split(".")]
     if bad := [*missing, *result.unexpected_keys]:
@@ -165,10 +160,8 @@ def _merge_layer(layer: BaseTunerLayer, adapter: Path) -> None:
     base = layer.get_base_layer()
     dtype = base.weight.dtype
     base.to(torch.float32)
-    try:
+    with refusing(str(adapter)):
         layer.merge(safe_merge=True)
-    except ValueError as error:
-        raise InputError(f"{adapter} holds weights that are not finite") from error
     base.to(dtype)
 
 
@@ -322,7 +315,7 @@ def save_4bit(merged: Path, directory: Path, trust_remote_code: bool = False) ->
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
     )
-    try:
+    with refusing("cannot quantise to 4 bits", (ImportError,)):
         model = AutoModelForCausalLM.from_pretrained(
             str(merged),
             quantization_config=config,
@@ -330,8 +323,6 @@ def save_4bit(merged: Path, directory: Path, trust_remote_code: bool = False) ->
             device_map={"": one_device()},
             trust_remote_code=trust_remote_code,
         )
-    except ImportError as error:
-        raise InputError(f"cannot quantise to 4 bits: {first_line(error)}") from error
     model.save_pretrained(str(directory))
     AutoTokenizer.from_pretrained(str(merged), trust_remote_code=trust_remote_code).save_pretrained(
         str(directory)

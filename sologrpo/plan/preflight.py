@@ -38,10 +38,9 @@ from trl import ModelConfig, get_peft_config
 
 from rewards import name_of_spec
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
-from sologrpo.config.checks import refusing
 from sologrpo.data.dataset import render_prompt
 from sologrpo.device import one_device
-from sologrpo.errors import BROKEN_FILE, InputError
+from sologrpo.errors import LIBRARY_ERRORS, InputError, refusing
 from sologrpo.evaluation.evaluate import VALIDATION_SCORES
 from sologrpo.model.loading import cannot_load, pick_dtype
 
@@ -133,7 +132,7 @@ def _load_config(model_args: ModelConfig, trust_remote_code: bool) -> Pretrained
         config = AutoConfig.from_pretrained(
             name, revision=model_args.model_revision, trust_remote_code=trust_remote_code
         )
-    except BROKEN_FILE as error:
+    except LIBRARY_ERRORS as error:
         raise cannot_load(name, error) from error
     own_code = trust_remote_code and "AutoModelForCausalLM" in (
         getattr(config, "auto_map", None) or {}

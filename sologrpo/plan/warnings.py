@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from transformers import PreTrainedTokenizerBase
 
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
-from sologrpo.prompts import PROMPT_FORMATS, load_worked_examples
+from sologrpo.data.dataset import prompt_format_of
 
 # Adapters of these recipes learn at 1e-5 to 5e-4. At higher rates, only a KL term keeps the policy
 # close to a working model.
@@ -64,8 +64,7 @@ def suspicious_settings(
 
 
 def _longest_example(run: RunArguments, tokenizer: PreTrainedTokenizerBase) -> int:
-    prompt_format, spec = PROMPT_FORMATS[run.prompt_format], run.worked_examples
-    examples = prompt_format.worked_examples if spec is None else load_worked_examples(spec)
-    texts = [prompt_format.render_example(example) for example in examples]
+    prompt_format = prompt_format_of(run)
+    texts = [prompt_format.render_example(example) for example in prompt_format.worked_examples]
     return max((len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts),
                default=0)  # fmt: skip

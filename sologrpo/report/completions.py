@@ -23,8 +23,8 @@ ADVANTAGE_NOISE = 0.01
 RIGHT = 1.0  # every reward that judges the answer gives 1 for a right one
 
 
-class Scoring(Schema):
-    """The settings of a run that tell how its completions were scored."""
+class Settings(Schema):
+    """The settings of a run that the page computes with; the others it only lists."""
 
     model_name_or_path: str = ""
     rewards: list[str | dict[str, Any]] = Field(default_factory=list)
@@ -101,12 +101,12 @@ class _Row(Schema):
         return shorten("\n\n".join(message.content for message in self.completion))
 
 
-def read_completions(folder: Path, scoring: Scoring, notes: list[str]) -> Completions:
+def read_completions(folder: Path, settings: Settings, notes: list[str]) -> Completions:
     """Read as many complete groups as fit on a page.
 
     Args:
         folder: `completions/` of a run directory, with one Parquet file a step.
-        scoring: the run's settings.
+        settings: the run's settings.
         notes: gets a line for each file that cannot be read; the trainer may be writing it.
     """
     paths = sorted(folder.glob("*.parquet"), key=lambda path: (len(path.name), path.name))
@@ -116,15 +116,15 @@ def read_completions(folder: Path, scoring: Scoring, notes: list[str]) -> Comple
     groups: dict[tuple[str, ...], list[_Row]] = {}
     for path in chosen:
         rows: list[_Row] = read_or_note(_read_rows, path, [], notes)
-        wanted = max(1, MAX_COMPLETIONS // len(chosen) // scoring.num_generations)
-        for group in _by_prompt(rows[: wanted * scoring.num_generations]):
+        wanted = max(1, MAX_COMPLETIONS // len(chosen) // settings.num_generations)
+        for group in _by_prompt(rows[: wanted * settings.num_generations]):
             # TRL logs a generation batch again at each step that it is used for.
             texts = (group[0].prompt_text(), *(row.completion_text() for row in group))
             groups.setdefault(texts, group)
     chars = sum(len(text) for texts in groups for text in texts)
     fitting = max(1, len(groups) * MAX_CHARS // max(chars, MAX_CHARS))
     shown = spread(list(groups.values()), fitting)
-    return Completions(_describe(shown, scoring), sum(counts.values()), len(logged))
+    return Completions(_describe(shown, settings), sum(counts.values()), len(logged))
 
 
 def _count_rows(path: Path) -> int:
@@ -153,7 +153,7 @@ def _by_prompt(rows: Sequence[_Row]) -> list[list[_Row]]:
     return list(groups.values())
 
 
-def _describe(groups: Sequence[list[_Row]], scoring: Scoring) -> list[Group]:
+def _describe(groups: Sequence[list[_Row]], settings: Settings) -> list[Group]:
     """Return the groups as the page shows them, best advantage first."""
     prompts = [rows[0].prompt for rows in groups]
     frame = _frame([prompt for prompt in prompts if isinstance(prompt, str)])
@@ -163,7 +163,7 @@ def _describe(groups: Sequence[list[_Row]], scoring: Scoring) -> list[Group]:
             prompt=rows[0].prompt_text(),
             question=_question(rows[0].prompt, frame),
             completions=[
-                _completion(row, scoring)
+                _completion(row, settings)
                 for row in sorted(rows, key=lambda row: -(row.advantage or 0.0))
             ],
         )
@@ -171,15 +171,15 @@ def _describe(groups: Sequence[list[_Row]], scoring: Scoring) -> list[Group]:
     ]
 
 
-def _completion(row: _Row, scoring: Scoring) -> Record:
+def _completion(row: _Row, settings: Settings) -> Record:
     columns: Record = row.model_extra or {}
-    rewards = {name: columns[name] for name in scoring.weights() if name in columns}
+    rewards = {name: columns[name] for name in settings.weights() if name in columns}
     return {
         "text": row.completion_text(),
-        "verdict": scoring.verdict(rewards),
+        "verdict": settings.verdict(rewards),
         "signal": _signal(row.advantage),
         "advantage": row.advantage,
-        "reward": scoring.total(rewards),
+        "reward": settings.total(rewards),
         "rewards": rewards,
         "logged": {name: value for name, value in columns.items() if name not in rewards},
     }

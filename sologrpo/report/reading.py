@@ -19,7 +19,7 @@ from sologrpo.files import (
     RESULTS,
     RUN_CONFIG,
 )
-from sologrpo.report.completions import Completions, Scoring, read_completions
+from sologrpo.report.completions import Completions, Settings, read_completions
 from sologrpo.report.metrics import Metrics
 from sologrpo.report.values import Record, read_or_note
 from sologrpo.schema import Schema, looked_in, parse, parse_json, read_json, read_text, read_yaml
@@ -58,7 +58,7 @@ class Run:
 
     name: str
     config: Record
-    scoring: Scoring
+    settings: Settings
     environment: Record
     metrics: Metrics
     completions: Completions
@@ -81,8 +81,8 @@ def read_run(run_dir: Path) -> Run:
         raise InputError(f"{where} is not a run directory: name one that train.py made")
     notes: list[str] = []
     read = partial(read_or_note, notes=notes)
-    no_config: tuple[Record, Scoring] = ({}, Scoring())
-    config, scoring = read(_read_config, run_dir / RUN_CONFIG, no_config)
+    no_config: tuple[Record, Settings] = ({}, Settings())
+    config, settings = read(_read_config, run_dir / RUN_CONFIG, no_config)
     folder = run_dir / EVALUATIONS
     evaluations = [
         read(_read_evaluation, path, None) for path in sorted(folder.glob(f"*/{RESULTS}"))
@@ -90,19 +90,19 @@ def read_run(run_dir: Path) -> Run:
     return Run(
         name=run_dir.resolve().name,
         config=config,
-        scoring=scoring,
+        settings=settings,
         environment=read(partial(read_json, schema=dict[str, Any]), run_dir / ENVIRONMENT, {}),
         metrics=read(_read_metrics, run_dir / METRICS, {}),
-        completions=read_completions(run_dir / COMPLETIONS, scoring, notes),
+        completions=read_completions(run_dir / COMPLETIONS, settings, notes),
         evaluations=sorted(filter(None, evaluations), key=_order),
         precisions=read(partial(read_json, schema=Precisions), folder / PRECISION_TABLE, None),
         notes=notes,
     )
 
 
-def _read_config(path: Path) -> tuple[Record, Scoring]:
+def _read_config(path: Path) -> tuple[Record, Settings]:
     config = read_yaml(path, dict[str, Any])
-    return config, parse(Scoring, config, path)
+    return config, parse(Settings, config, path)
 
 
 class _Row(Schema):

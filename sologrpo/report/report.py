@@ -93,7 +93,7 @@ def write_comparison(run_dirs: Sequence[Path], path: Path | None = None) -> Path
 
 def _run_page(run: Run) -> Record:
     """Return the values of the template for one run."""
-    drawn, zero = draw_chapters(run.metrics, run.scoring.labels())
+    drawn, zero = draw_chapters(run.metrics, run.settings.labels())
     comparisons = compare_all(run.evaluations)
     recipe = {key: run.config[key] for key in RECIPE if run.config.get(key) is not None}
     return {

@@ -20,7 +20,7 @@ def facts(run: Run) -> Rows:
         ("test accuracy", _test_accuracy(run)),
         ("reward, start → end", _start_to_end(run.metrics.get(REWARD, []))),
         ("validation, start → end", _percent_change(run.metrics.get(VALIDATION, []))),
-        ("model", Path(run.scoring.model_name_or_path).name),
+        ("model", Path(run.settings.model_name_or_path).name),
         ("steps", _steps_of_total(steps, run.metrics) if steps else ""),
         ("seconds per step", number(seconds, 1) if seconds else ""),
         ("time in steps", duration(seconds * steps) if seconds else ""),

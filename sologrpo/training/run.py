@@ -14,10 +14,9 @@ from trl import GRPOTrainer, ModelConfig, get_peft_config
 
 from rewards import Reward
 from sologrpo.config import RunArguments, SoloGRPOConfig
-from sologrpo.config.checks import refusing
 from sologrpo.config.parsing import without_credentials
 from sologrpo.console import Terminal
-from sologrpo.errors import RunError
+from sologrpo.errors import RunError, refusing
 from sologrpo.training.callbacks import ConsoleLog, MetricsFile, ValidateAtEnd
 from sologrpo.training.checkpoint import (
     FinishCheckpoints,

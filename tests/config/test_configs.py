@@ -187,16 +187,13 @@ def test_name_from_elsewhere_is_answered_with_a_key_that_exists(key):
 
 BATCH = ["per_device_train_batch_size", "gradient_accumulation_steps", "num_generations"]
 WRONG = {
-    "--num_generations 3": [*BATCH, "(64)", "(3)"],
-    "--per_device_train_batch_size 3 --gradient_accumulation_steps 7": [*BATCH, "(21)", "(8)"],
-    "--per_device_train_batch_size 8 --gradient_accumulation_steps 2 --generation_batch_size 24": [
-        "24 completions is 3 micro-batches of 8"
-    ],
+    "--num_generations 3": [*BATCH, "batch of 64", "num_generations 3"],
+    "--per_device_train_batch_size 3 --gradient_accumulation_steps 7": [*BATCH, "batch of 21"],
     "--reward_weights 1 2 3": ["3 reward_weights for 2 rewards"],
     "--eval_strategy steps --eval_steps 5": ["num_validation_examples"],
     "--model_name_or_path=": ["model_name_or_path"],
     "--config configs/nothing.yaml": ["configs/nothing.yaml", *(path.stem for path in RECIPES)],
-    "--config": ["--config quickstart"],
+    "--config": ["no config ''", "give a file or a recipe"],
 }
 
 

@@ -66,14 +66,14 @@ BAD_FILES = [  # name, content, and what the message says
     ("a.jsonl", [{"kind": ["add", "share"]}], "row 3: kind: ['add', 'share']; expected"),
     ("a.jsonl", [{"kind": 3}], "row 3: kind: 3; expected a valid string"),
     *(("a.jsonl", [{name: "x"}], f"name of column '{name}'") for name in RESERVED),
-    ("a.jsonl", '{"problem": "2 + 2?", "answer": "#### 4"}', "no column question; it has problem,"),
+    ("a.jsonl", '{"problem": "2 + 2?", "answer": "#### 4"}', f"row 1: question: missing: {ADVICE}"),
     (
         "a.jsonl",
         '{"question": "a", "question": "b"}',
         "line 1 is not valid JSON: the key 'question'",
     ),
     ("a.jsonl", "null", f"a.jsonl, line 1: None; expected key: value pairs: {ADVICE}"),
-    ("a.json", "[[1]]", f"a.json, row 1: [1]; expected key: value pairs: {ADVICE}"),
+    ("a.json", "[[1]]", f"a.json: 0: [1]; expected key: value pairs: {ADVICE}"),
     ("a.jsonl", [{"id": 1}, {"id": "b"}], "a.jsonl: column 'id': "),
     ("a.jsonl", '{"question": "\\ud800", "answer": "#### 4"}', "a.jsonl: column 'question': "),
     ("rows.csv", "question,answer", "rows.csv: expected one of .jsonl, .json, .parquet"),
@@ -370,8 +370,6 @@ def test_format_that_needs_a_chat_template(tiny_data: Path) -> None:
     run = run_on(tiny_data, prompt_format="xml")
     with pytest.raises(InputError, match=says):
         load_train_and_validation(run, base_tokenizer(), seed=0)
-    with pytest.raises(InputError, match=says):
-        render_prompt([{"role": "user", "content": "2 + 2?"}], base_tokenizer())
 
 
 def test_an_empty_chat_template_is_refused(tiny_data: Path) -> None:

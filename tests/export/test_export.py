@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from huggingface_hub import ModelCard
 from peft import PeftModel
 from safetensors.torch import load_file
@@ -22,7 +23,6 @@ from trl import ModelConfig
 from hub_stand_in import HubStandIn
 from scripts import Printed, exit_code, last_line, printed_by
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
-from sologrpo.config.parsing import load_run_config
 from sologrpo.data.dataset import load_train_and_validation
 from sologrpo.errors import InputError
 from sologrpo.export import export as export_module
@@ -272,11 +272,14 @@ def test_push_of_the_adapter(export: Export, run: Path, hub: HubStandIn) -> None
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["runs/x"], "unexpected 'runs/x': write an option before it, such as --run"),
+        (["runs/x"], "unexpected 'runs/x': write an option before it"),
         (["--what", "merged"], "--what: add --push_to_hub NAME"),
         (["--private", "--dry_run"], "--dry_run and --private: add --push_to_hub NAME"),
         (["--push_to_hub", "mine", "--what", "gguf"], "invalid choice: 'gguf'"),
-        (["--save_merged", "x", "--parity_problems", "0"], "parity_problems: 0; expected 1 to"),
+        (
+            ["--save_merged", "x", "--parity_problems", "0"],
+            "parity_problems: 0; expected greater than",
+        ),
         (["--save_merged", "x", "--max_kl", "wide"], "invalid float value: 'wide'"),
         (["--save_merged", "x", "--max_kl", "nan"], "max_kl: nan; expected a finite number"),
         (["--save_merged", "x", "--max_kl", "inf"], "max_kl: inf; expected a finite number"),
@@ -354,7 +357,7 @@ def test_problems_are_those_held_out_of_the_training(run: Path, tmp_path: Path) 
     assert export is not None
     assert export.problems is not None
     tokenizer = load_tokenizer(str(settings.model.model_name_or_path))
-    seed = load_run_config(run)["seed"]
+    seed = yaml.safe_load((run / "config.yaml").read_text())["seed"]
     assert seed != settings.seed  # which is the evaluation's
     _, held_out = load_train_and_validation(settings.data, tokenizer, seed)
     assert held_out is not None

@@ -9,7 +9,7 @@ from transformers import AutoConfig
 from trl import get_peft_config
 
 from sologrpo.config.parsing import parse_config
-from sologrpo.model.loading import count_parameters, keep_trainable_in_fp32, load_base_model
+from sologrpo.model.loading import keep_trainable_in_fp32, load_base_model
 from sologrpo.plan.footprint import FP32, disk_bytes, footprint, free_disk_bytes
 from sologrpo.plan.preflight import build_policy
 
@@ -36,7 +36,7 @@ def test_sizes_are_those_of_the_loaded_model(
     )
     policy = get_peft_model(base, get_peft_config(model_args))
     keep_trainable_in_fp32(policy)
-    trainable, total = count_parameters(policy)
+    trainable, total = policy.get_nb_trainable_parameters()
     assert (size.trainable, size.total) == (trainable, total - trainable)
     # Blocks that are not full have a scale all the same, and tiny matrices have many of them.
     assert size.weights_bytes == pytest.approx(stored + scales, rel=0.02)

@@ -460,7 +460,7 @@ def test_exit_codes_and_output(arguments, capsys):
         (["--rewards", "strict_fromat"], "did you mean 'strict_format'?"),
         (["--rewards", "tried:needs_a_column"], "hint"),
         (["--dataset_name", "no/such/folder.jsonl"], "no/such/folder.jsonl"),
-        (["--config", "no/such.yaml"], "no config file no/such.yaml"),
+        (["--config", "no/such.yaml"], "no config 'no/such.yaml' in"),
         ([], "no model"),
     ],
 )
