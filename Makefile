@@ -74,7 +74,8 @@ bench: model  ## measure against stock TRL on a CPU, two hours; PARTS="step samp
 		status=$$?; $(BIN)/python benchmarks/performance_tables.py && exit $$status
 
 # In parallel, with one thread each. Tests of a file share fixtures, so a file stays in one process.
-# Files start in their order: sorted by their number of tests, the slowest would start last.
+# Files start in the order of tests/conftest.py: sorted by their number of tests, the slowest would
+# start last.
 test: $(READY)  ## run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 

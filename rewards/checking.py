@@ -34,6 +34,7 @@ LOGGERS = {"log_extra", "log_metric"}
 MAX_SHOWN_CHARS = 2_000
 MAX_FLOAT32 = 3.4028235e38  # TRL adds scores up in float32
 NOT_A_LIST = (str, bytes, bytearray, memoryview, Mapping, Set)  # iterable, but no list of scores
+OWN_FILES = (__file__, inspect.getfile(Logs))  # left out of a reward's traceback
 NO_SCORE = ": return a finite number that fits into a float32, or None where it cannot judge"
 
 
@@ -194,10 +195,9 @@ def _score(value: Any) -> float | None:
 
 
 def _own_trace(error: BaseException) -> str:
-    frame = error.__traceback__
-    while frame and frame.tb_next and frame.tb_frame.f_code.co_filename == __file__:
-        frame = frame.tb_next
-    return escaped("".join(traceback.format_exception(None, error, frame)))
+    trace = traceback.TracebackException.from_exception(error)
+    trace.stack[:] = [frame for frame in trace.stack if frame.filename not in OWN_FILES]
+    return escaped("".join(trace.format()))
 
 
 def _shown(value: Any) -> str:

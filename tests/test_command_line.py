@@ -22,10 +22,10 @@ from scripts import (
     load_script,
     printed_by,
     run_here,
-    run_script,
     script_environment,
     train_without_report,
 )
+from server import Server
 from sologrpo.config.arguments import RunArguments
 from sologrpo.data.dataset import load_test_prompts, prompt_token_ids
 from sologrpo.model.loading import load_tokenizer
@@ -57,14 +57,15 @@ def config_file(work: Path, tiny_llama: Path, tiny_data: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(work: Path, config_file: Path) -> tuple[Path, Path, str]:
+def runs(work: Path, config_file: Path, server: Server) -> tuple[Path, Path, str]:
     """Two runs with one seed, the first in a separate process, and what that printed."""
     first, second = work / "first", work / "second"
-    ended = run_script("train", "--config", config_file, "--output_dir", first)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    command = ("train", "--config", config_file, "--output_dir", first)
+    ended = server.run_command(*command, cwd=work)
+    assert ended.code == 0, ended
     options = ("--config", config_file, "--output_dir", second)
     assert exit_code(train_without_report(), *options) == 0
-    return first, second, ended.stdout
+    return first, second, ended.out
 
 
 @pytest.fixture(scope="module")

@@ -88,6 +88,7 @@ def test_a_value_that_its_type_does_not_take_is_refused(key: str) -> None:
         ("scale_rewards", "groups", "'group'"),
         ("prompt_format", "nothing", "expected 'boxed', 'r1_zero' or 'xml'"),
         ("optim", "adam", "'adamw_torch_fused'"),
+        ("dtype", "bfloat17", "dtype: 'bfloat17'; expected 'auto', 'bfloat16'"),
         ("save_strategy", "bests", "'best'"),
         ("reward_weights", [1, math.nan], "reward_weights.1: nan; expected a finite number"),
         ("lora_target_modules", [], "expected at least 1 item"),

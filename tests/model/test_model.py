@@ -248,8 +248,6 @@ def test_pick_dtype_by_device(
 def test_pick_dtype_by_name() -> None:
     for name in ("float32", "bfloat16", "float16"):
         assert pick_dtype(name) is getattr(torch, name)
-    with pytest.raises(InputError, match="bfloat17"):
-        pick_dtype("bfloat17")
 
 
 def test_unknown_model_names_a_way_that_works() -> None:

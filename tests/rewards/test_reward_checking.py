@@ -261,6 +261,7 @@ def test_columns_are_logged(values, expected):
 def test_a_logged_column_must_fit_the_file(column, values, says):
     with pytest.raises(RewardError, match=r"^reward 'my_reward' raised ValueError") as error:
         logged_by(logging("log_extra", column, values))
+    assert "rewards/logs.py" not in error.value.details
     assert says in str(error.value)
 
 

@@ -134,7 +134,8 @@ def test_family_learns(name: str, tiny_llama: Path, tiny_data: Path, tmp_path: P
     assert gain(SoloGRPOTrainer, FAMILIES[name], tiny_llama, tiny_data, tmp_path) > MARGIN
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# One of each reward: the margin is that of all families.
+@pytest.mark.parametrize("name", ["xml", "boxed", "xml-gated"])
 def test_wrong_sign_of_the_advantages_misses_the_margin(
     name: str, tiny_llama: Path, tiny_data: Path, tmp_path: Path
 ) -> None:

@@ -1,7 +1,6 @@
 """Runs that are killed, stopped or cut off at any step end like an uninterrupted one."""
 
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -23,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from digits import digit_share
 from scripts import exit_code, train_without_report
+from server import Server
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.data.dataset import build_prompts
 from sologrpo.model.loading import load_tokenizer
@@ -291,20 +291,17 @@ def assert_same_run(run: Path, uninterrupted: Path) -> None:
 
 
 def test_killed_three_times(
-    train: Train, config_file: Path, uninterrupted: Path, tmp_path: Path
+    train: Train, server: Server, config_file: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     run, moments = tmp_path / "run", random.Random(7)
-    # Forks of a process that has imported everything: the imports take longest.
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["test_resume", "sologrpo.export", "sologrpo.report"])
+    command = ("train", "--config", config_file, "--output_dir", run, "--resume")
     for earliest in (1, 3, 5):
-        process = processes.Process(target=train_here, args=(config_file, run, "--resume"))
-        process.start()
-        wait_for_step(run, earliest + moments.randrange(2))
-        time.sleep(moments.uniform(0.0, 0.3))
-        process.kill()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
+        with server.running_command(*command, cwd=tmp_path) as process:
+            wait_for_step(run, earliest + moments.randrange(2))
+            time.sleep(moments.uniform(0.0, 0.3))
+            process.send_signal(signal.SIGKILL)
+        assert process.ended is not None
+        assert process.ended.code == -signal.SIGKILL
     code, stderr = train(run, "--resume")
     assert code == 0
     assert "resuming from" in stderr
