@@ -283,7 +283,10 @@ def test_push_of_the_adapter(export: Export, run: Path, hub: HubStandIn) -> None
         (["--save_merged", "x", "--max_kl", "wide"], "invalid float value: 'wide'"),
         (["--save_merged", "x", "--max_kl", "nan"], "max_kl: nan; expected a finite number"),
         (["--save_merged", "x", "--max_kl", "inf"], "max_kl: inf; expected a finite number"),
-        (["--save_merged", "x", "--max_kl", "-1"], "max_kl: -1.0; expected 1e-06"),
+        (
+            ["--save_merged", "x", "--max_kl", "-1"],
+            "max_kl: -1.0; expected greater than or equal to",
+        ),
         (["--save_merged", "x", "--save_4bit", "x"], "need two different folders"),
     ],
 )
