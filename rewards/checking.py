@@ -231,7 +231,7 @@ class Reward:
 
     def score(self, **arguments: Any) -> Scores:
         """Score outside of training, where nothing is logged; also with an async reward."""
-        arguments |= {"trainer_state": None, **dict.fromkeys(LOGGERS, lambda name, value: None)}
+        arguments |= {"trainer_state": None}
         return self._scores(arguments, self._start(arguments).result())
 
     def _scores(self, arguments: dict[str, Any], outcome: Outcome) -> Scores:

@@ -76,11 +76,12 @@ class Logs:
         self.columns[column] = listed
 
     def replay(self, arguments: Mapping[str, Any]) -> None:
-        """Log with the functions that TRL passed."""
-        for name, value in self.metrics:
-            arguments["log_metric"](name, value)
-        for column, values in self.columns.items():
-            arguments["log_extra"](column, values)
+        """Log with the functions that TRL passes; outside of training, nothing is logged."""
+        if "log_metric" in arguments:
+            for name, value in self.metrics:
+                arguments["log_metric"](name, value)
+            for column, values in self.columns.items():
+                arguments["log_extra"](column, values)
 
 
 def _check_name(name: Any) -> None:

@@ -24,12 +24,21 @@ from sologrpo.errors import InputError, refusing
 from sologrpo.files import find_config
 from sologrpo.forgiving import take_option
 from sologrpo.prompts import PROMPT_FORMATS
-from sologrpo.schema import parse, read_yaml
+from sologrpo.schema import parse, read_yaml, shown
 
 CONFIG_CLASSES = (RunArguments, SoloGRPOConfig, ModelConfig)
 # Origins of a setting, besides a config file.
 COMMAND_LINE, PROJECT = "command line", "SoloGRPO"
-# What `env` in a config file may hold, by name.
+
+
+def _variable_name(name: str) -> str:
+    if not re.fullmatch(r"\w+", name):
+        raise ValueError(f"{shown(name)}; expected a name of letters, digits and underscores")
+    return name
+
+
+# What `env` in a config file may hold.
+VariableName = Annotated[str, AfterValidator(_variable_name)]
 Variable = Annotated[str, AfterValidator(free_text)] | bool | int | float
 
 # Names from other trainers and older versions of TRL, and what to write instead.
@@ -138,7 +147,7 @@ def _split_config(argv: Sequence[str] | None) -> tuple[Path | None, list[str]]:
 def _read_config(path: Path, parser: CheckedParser) -> dict[str, Any]:
     """Read a config file, and set the environment variables in it."""
     content = read_yaml(path, dict[str, Any])
-    variables = parse(dict[str, Variable], content.pop("env", {}), f"{path}: env")
+    variables = parse(dict[VariableName, Variable], content.pop("env", {}), f"{path}: env")
     parser.check_keys(content)
     if content.pop("trust_remote_code", False) is not False:
         raise InputError(

@@ -260,6 +260,8 @@ def test_a_bad_value_on_the_command_line_is_refused(arguments: str, says: str) -
         ("seed: true", "seed: True; expected"),
         ("trust_remote_code: true", "add --trust_remote_code to the command"),
         ("env: 5", "env"),
+        ("env: {'': 1}", "expected a name"),
+        ("env: {A=B: 1}", "expected a name"),
         ("env: {A: [1]}", "env: A"),
         ('env: {A: "a\\0b"}', "control characters"),
         ("lerning_rate: 1", "did you mean 'learning_rate'"),
