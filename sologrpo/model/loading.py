@@ -56,7 +56,7 @@ def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTra
         trust_remote_code: run code of the model's repository.
 
     Raises:
-        InputError: if the model does not exist.
+        InputError: if the model does not exist, or its tokenizer has no end-of-text token.
     """
     if name_or_path == QUICKSTART_MODEL and not Path(name_or_path).is_dir():
         raise InputError(
@@ -69,6 +69,11 @@ def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTra
         )
     except Exception as error:  # tokenizers raises nothing narrower for a damaged file
         raise cannot_load(name_or_path, error) from error
+    if tokenizer.eos_token is None:
+        raise InputError(
+            f"{name_or_path}: the tokenizer has no end-of-text token, so no completion would end: "
+            "name one in its tokenizer_config.json, or copy that file again"
+        )
     if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
         tokenizer.pad_token = _spare_token(tokenizer)
     return tokenizer

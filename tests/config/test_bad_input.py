@@ -278,6 +278,14 @@ def test_models_that_cannot_be_loaded(
     assert str(folder) in line
 
 
+def test_a_tokenizer_without_an_end_of_text_token(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    (folder / "tokenizer_config.json").unlink()
+    line = refusal(lambda: load_tokenizer(str(folder)))
+    assert line is not None
+    assert "no end-of-text token" in line
+
+
 # -- records -------------------------------------------------------------------------------------
 
 
