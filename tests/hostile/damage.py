@@ -167,6 +167,8 @@ LOST = {"missing", "empty", "zeroed", "noise", "folder", "link out", "dangling l
 def damage(path: Path, rng: random.Random) -> str:
     """Damage a file in one way, and return its name."""
     name = rng.choice(list(DAMAGES))
+    if name in ("truncated", "flipped") and path.stat().st_size == 0:
+        raise Unfit("empty")
     try:
         DAMAGES[name](path, rng)
     except UnicodeDecodeError as error:
