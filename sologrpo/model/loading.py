@@ -67,6 +67,7 @@ def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTra
         tokenizer = AutoTokenizer.from_pretrained(
             name_or_path, trust_remote_code=trust_remote_code, padding_side="left"
         )
+        tokenizer("a")  # a wrong entry of its config shows only now
     except Exception as error:  # tokenizers raises nothing narrower for a damaged file
         raise cannot_load(name_or_path, error) from error
     if tokenizer.eos_token is None:

@@ -278,6 +278,15 @@ def test_models_that_cannot_be_loaded(
     assert str(folder) in line
 
 
+def test_a_tokenizer_with_an_entry_of_another_type(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": "512"}))
+    line = refusal(lambda: load_tokenizer(str(folder)))
+    assert line is not None
+    assert str(folder) in line
+
+
 def test_a_tokenizer_without_an_end_of_text_token(tiny_llama: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     (folder / "tokenizer_config.json").unlink()

@@ -78,8 +78,8 @@ def _output_faults(case: Case, ended: Ended) -> list[str]:
     text = f"{ended.out}\n{ended.err}"
     errors = re.findall(r"^error:(.*)$", text, re.MULTILINE)
     found = []
-    # Of a reward that raises, the frames in its module are shown.
-    shown = case.kind == "reward" and all("my_rewards" in path for path in FRAME.findall(text))
+    # Of a reward that raises, the frames from its module on are shown.
+    shown = case.kind == "reward" and all("my_rewards" in path for path in FRAME.findall(text)[:1])
     if (
         TRACEBACK in text
         and not (ended.interrupted and case.real)
