@@ -5,11 +5,14 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import rewards
+import sologrpo
 from cases import Case
 from sandbox import RUN, Entry
 from server import Ended
 
 TRACEBACK = "Traceback (most recent call last)"
+OWN_SOURCES = tuple(path for package in (rewards, sologrpo) for path in package.__path__)
 FRAME = re.compile(r'File "([^"]+)", line')
 # What a command may change below `home`, besides a place that the command line names.
 WRITES = {
@@ -78,8 +81,10 @@ def _output_faults(case: Case, ended: Ended) -> list[str]:
     text = f"{ended.out}\n{ended.err}"
     errors = re.findall(r"^error:(.*)$", text, re.MULTILINE)
     found = []
-    # Of a reward that raises, the frames from its module on are shown.
-    shown = case.kind == "reward" and all("my_rewards" in path for path in FRAME.findall(text)[:1])
+    # Of a reward that raises, the frames from its module on are shown, and none of ours.
+    frames = FRAME.findall(text)
+    own = any(path.startswith(OWN_SOURCES) for path in frames)
+    shown = case.kind == "reward" and not own and "my_rewards" in "".join(frames[:1])
     if (
         TRACEBACK in text
         and not (ended.interrupted and case.real)
