@@ -3,6 +3,7 @@
 Computed from the model's config and the run's settings. docs/memory.md has measurements next to it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,6 @@ from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.plan.footprint import FP32, Footprint
 from sologrpo.sampling.sampler import FREE_SHARE, LOGIT_BYTES
-from sologrpo.training.packing import SharedPrompts, pack_by_tokens, padded_tokens
 
 # trl/kernels/chunked_logprob.py:254-298 (1.16): the LM head's logits are computed in tiles, each in
 # place by a Triton kernel. Without Triton the backward pass holds seven copies of a tile in fp32
@@ -90,7 +90,7 @@ def plan_memory(
     """
     prompt_T, completion_T = max(prompt_lengths), args.max_completion_length
     sampled = args.per_device_train_batch_size * args.steps_per_generation
-    rows, N, L = _largest_pass(size, args, prompt_T, completion_T)
+    tokens = _largest_pass(args, prompt_T, completion_T)
     # The rest, the embedding's output and the last norm, is small and counted with the layers.
     layer = size.trained_token_bytes // size.layers
     if args.gradient_checkpointing:
@@ -100,9 +100,9 @@ def plan_memory(
         kept, passing, masks = inputs, 2 * layer, 0
     else:
         kept, passing, masks = size.trained_token_bytes, layer, size.layers
-    # Attention converts the mask to the compute dtype in every layer.
-    mask = N * L**2 * size.number_bytes
-    scored = min(rows * completion_T, TOKEN_CHUNK_SIZE)  # the LM head sees completions only
+    # Attention over prompts that are not shared takes a mask, which every layer converts.
+    mask = 0 if args.share_prompts else tokens**2 * size.number_bytes
+    scored = min(tokens, TOKEN_CHUNK_SIZE)  # the LM head sees completions only
     logits = scored * _CHUNKED_LOGPROB_CHUNK_SIZE * size.number_bytes
     if not on_gpu:
         tile = scored * min(size.vocabulary, _CHUNKED_LOGPROB_CHUNK_SIZE) * FP32
@@ -113,29 +113,19 @@ def plan_memory(
         merged=size.merged_bytes,
         cache=sampled
         * ((prompt_T + completion_T) * size.sampled_token_bytes + size.vocabulary * LOGIT_BYTES),
-        trained_tokens=N * L,
-        activations=N * L * kept + masks * mask,
-        layer=N * L * passing + mask,
+        trained_tokens=tokens,
+        activations=tokens * kept + masks * mask,
+        layer=tokens * passing + mask,
         logits=logits,
     )
 
 
-def _largest_pass(
-    size: Footprint, args: SoloGRPOConfig, prompt_T: int, completion_T: int
-) -> tuple[int, int, int]:
-    """Return rows, sequences (N) and sequence length (L) of the largest pass of a step."""
+def _largest_pass(args: SoloGRPOConfig, prompt_T: int, completion_T: int) -> int:
+    """Count the most tokens of a pass, for prompts that begin differently."""
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    lengths = [(prompt_T, completion_T)] * rows
-    shared = None
-    if args.share_prompts:
-        group_of_row = [row // args.num_generations for row in range(rows)]
-        shared = SharedPrompts(group_of_row, size.hidden_size)
-    batches = pack_by_tokens(list(range(rows)), lengths, args.train_token_budget, shared)
-    batch = max(batches, key=lambda batch: padded_tokens(batch, lengths, shared))
-    if shared is None:
-        return len(batch), len(batch), prompt_T + completion_T
-    N, G = shared.shape(batch, prompt_T, completion_T)
-    return len(batch), N, prompt_T + G * completion_T
+    prompts = math.ceil(rows / args.num_generations) if args.share_prompts else rows
+    step = prompts * (prompt_T - 1) + rows * completion_T
+    return max(prompt_T - 1 + completion_T, min(step, args.train_token_budget))
 
 
 def memory_fix(plan: MemoryPlan, free: int, args: SoloGRPOConfig, four_bit: bool) -> str | None:

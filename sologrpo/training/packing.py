@@ -4,15 +4,12 @@ Every tensor whose first dimension is the rows belongs to them; prompt tensors a
 ``prompt_…``, and tensors with a value for every completion token are as wide as ``completion_ids``.
 """
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
-
-from sologrpo.training.prompt_tree import optimal_branch_count, tree_shape
 
 Batch = dict[str, Any]
 
@@ -87,83 +84,68 @@ def row_lengths(inputs: Batch) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class SharedPrompts:
-    """The rows that have a prompt in common, and how many of them may share a sequence.
+class Rows:
+    """The tokens of rows, without padding, as far as their number in one pass depends on them.
 
     Attributes:
-        prompt_of_row: a number for every row; rows of one group have the same.
-        hidden_size: width of the model.
+        prompts: of each row, equal where rows share it.
+        prompt_T: tokens of the prompt of each row.
+        completion_T: tokens of the completion of each row.
+        root_T: tokens that all prompts begin with, and that are computed once; without the last of
+            any prompt, which each completion begins with.
     """
 
-    prompt_of_row: list[int]
-    hidden_size: int
+    prompts: list[Any]
+    prompt_T: list[int]
+    completion_T: list[int]
+    root_T: int = 0
 
     @classmethod
-    def of(cls, inputs: Batch, hidden_size: int) -> "SharedPrompts":
-        """Index the distinct prompts of a batch."""
-        _, prompt_of_row = torch.unique(inputs["prompt_ids"], dim=0, return_inverse=True)
-        return cls(prompt_of_row.tolist(), hidden_size)
+    def of(cls, batch: Batch, share_prompts: bool) -> "Rows":
+        """Read the rows of a batch."""
+        prompts = prompts_of(batch)
+        return cls(
+            prompts if share_prompts else list(range(len(prompts))),
+            list(map(len, prompts)),
+            batch["completion_mask"].sum(dim=1).tolist(),
+            root_length(prompts) if share_prompts else 0,
+        )
 
-    def shape(self, batch: list[int], prompt_T: int, completion_T: int) -> tuple[int, int]:
-        """Count the sequences for these rows, and the completions in one of them."""
-        completions = Counter(self.prompt_of_row[row] for row in batch)
-        most = optimal_branch_count(self.hidden_size, prompt_T, completion_T)
-        return tree_shape(list(completions.values()), most)
+    def tokens(self, rows: Sequence[int]) -> int:
+        """Count the tokens that a pass over these rows computes."""
+        stems = {self.prompts[row]: self.prompt_T[row] - 1 - self.root_T for row in rows}
+        completions = sum(self.completion_T[row] for row in rows)
+        return self.root_T + sum(stems.values()) + completions
 
+    def packed(self, rows: Sequence[int], budget: int) -> Iterator[list[int]]:
+        """Group rows so that a pass over a group computes at most `budget` tokens.
 
-def pack_by_tokens(
-    rows: list[int],
-    lengths: list[tuple[int, int]],
-    budget: int,
-    shared: SharedPrompts | None = None,
-) -> Iterator[list[int]]:
-    """Group rows so that a group, padded, holds at most `budget` tokens.
-
-    Args:
-        rows: the rows to pack; a single row over the budget forms a group by itself.
-        lengths: (prompt, completion) tokens of every row.
-        budget: tokens of a group, padding counted.
-        shared: the prompts, if rows share them; rows of one prompt then stay together where they
-            fit. Otherwise rows of similar length do.
-    """
-
-    def tokens(batch: list[int]) -> int:
-        return padded_tokens(batch, lengths, shared)
-
-    def units() -> Iterator[list[int]]:
-        """Yield the rows to keep together: those of one prompt, or single rows."""
-        ordered = sorted(rows, key=lambda row: (-sum(lengths[row]), row))
-        together: dict[int, list[int]] = {}
-        for row in ordered:
-            owner = row if shared is None else shared.prompt_of_row[row]
-            together.setdefault(owner, []).append(row)
-        for unit in together.values():
-            yield from [unit] if tokens(unit) <= budget else ([row] for row in unit)
-
-    batch: list[int] = []
-    for unit in units():
-        if batch and tokens(batch + unit) > budget:
-            yield batch
-            batch = []
-        batch = batch + unit
-    if batch:
-        yield batch
+        Rows of a prompt stay together where they fit. A row over the budget forms its own group.
+        """
+        first_of: dict[Any, int] = {}
+        for row in sorted(rows):
+            first_of.setdefault(self.prompts[row], row)
+        group: list[int] = []
+        for row in sorted(rows, key=lambda row: (first_of[self.prompts[row]], row)):
+            if group and self.tokens([*group, row]) > budget:
+                yield group
+                group = []
+            group.append(row)
+        if group:
+            yield group
 
 
-def padded_tokens(
-    batch: list[int], lengths: list[tuple[int, int]], shared: SharedPrompts | None = None
-) -> int:
-    """Count the tokens that a pass over these rows computes.
+def prompts_of(batch: Batch) -> list[tuple[int, ...]]:
+    """Return the token ids of the prompt of every row, without padding."""
+    rows = zip(batch["prompt_ids"], batch["prompt_mask"].bool(), strict=True)
+    return [tuple(ids[mask].tolist()) for ids, mask in rows]
 
-    Args:
-        batch: the rows.
-        lengths: (prompt, completion) tokens of every row.
-        shared: the prompts, if rows share them.
-    """
-    prompt_T = max(lengths[row][0] for row in batch)
-    completion_T = max(lengths[row][1] for row in batch)
-    N, G = (len(batch), 1) if shared is None else shared.shape(batch, prompt_T, completion_T)
-    return N * (prompt_T + G * completion_T)
+
+def root_length(prompts: Collection[Sequence[int]]) -> int:
+    """Count the tokens that all prompts begin with, without the last of any of them."""
+    together = enumerate(zip(*(prompt[:-1] for prompt in prompts), strict=False))
+    shortest = min(map(len, prompts)) - 1
+    return next((i for i, tokens in together if len({*tokens}) > 1), shortest)
 
 
 def select_and_trim(inputs: Batch, rows: list[int]) -> Batch:

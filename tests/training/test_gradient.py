@@ -7,15 +7,12 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import LlamaModel
 from trl import GRPOTrainer
 
 from fixed_rollouts import (
     CONSTANT,
     MIXED,
-    G,
     captured_gradients,
     config,
     problems,
@@ -24,9 +21,7 @@ from fixed_rollouts import (
     trained_on,
 )
 from sologrpo.training import packed_loss as packed_loss_module
-from sologrpo.training import packing as batches_module
 from sologrpo.training.drop_in import unpacked_reason
-from sologrpo.training.prompt_tree import optimal_branch_count
 from sologrpo.training.trainer import SoloGRPOTrainer
 
 ALL_DIFFER = [0.0, 1.0, 0.5, 0.75] * 4
@@ -102,38 +97,6 @@ def test_gradient_equals_stock(
         assert min(float(gradient.norm()) for gradient in expected.values()) > 1e-6, step
         # vespo takes powers of the ratio of whole sequences, which magnifies rounding.
         assert relative_gap(expected, got) < (2e-5 if "vespo" in settings.values() else 1e-5), step
-
-
-@pytest.mark.parametrize("most", [1, 2, 3, G])
-def test_gradient_does_not_depend_on_the_size_of_the_trees(
-    most: int, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (packed_loss_module, batches_module):
-        monkeypatch.setattr(module, "optimal_branch_count", lambda *sizes: most)
-    built = []
-    build = packed_loss_module.build_prompt_trees
-
-    def recorded(*args: Any) -> Any:
-        built.append(build(*args))
-        return built[-1]
-
-    monkeypatch.setattr(packed_loss_module, "build_prompt_trees", recorded)
-    (stock,), (solo,) = stock_and_solo(tiny_llama, tmp_path, MIXED)
-    assert relative_gap(stock, solo) < 1e-5
-    in_a_tree = {int(n) for tree in built for n in tree.tree_of_row.bincount()}
-    assert in_a_tree == {1: set(), 2: {2}, 3: {2}, G: {G}}[most]  # spread evenly
-
-
-@given(st.integers(8, 8192), st.integers(1, 4000), st.integers(1, 4000))
-def test_optimal_branch_count_take_the_least_work(d: int, prompt_T: int, completion_T: int) -> None:
-    def work(k: int) -> float:
-        length = prompt_T + k * completion_T
-        return (24 * d**2 * length + 4 * d * length**2) / k
-
-    most = optimal_branch_count(d, prompt_T, completion_T)
-    assert most >= 1
-    for other in (most // 2, most - 1, most + 1, 2 * most):
-        assert other < 1 or work(most) <= work(other) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])

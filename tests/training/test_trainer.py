@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
@@ -31,8 +29,7 @@ from sologrpo.data.dataset import build_prompts, prompt_token_ids
 from sologrpo.evaluation.evaluate import generate_records
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.sampling.generation import generate_greedily
-from sologrpo.training.packing import SharedPrompts, pack_by_tokens, padded_tokens, select_and_trim
-from sologrpo.training.prompt_tree import build_prompt_trees, optimal_branch_count
+from sologrpo.training.packing import select_and_trim
 from sologrpo.training.trainer import SoloGRPOTrainer
 from tiny import rows
 
@@ -271,72 +268,6 @@ def test_rollouts_follow_temperature_and_top_k(tiny_llama: Path, tmp_path: Path)
     # Four standard deviations of a share of 1,024 draws are at most 0.0625.
     for token, probability in zip(top.indices.tolist(), expected.tolist(), strict=True):
         assert drawn.count(token) / count == pytest.approx(probability, abs=0.0625)
-
-
-# -- packing ------------------------------------------------------------------------------------
-
-lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=40)
-
-
-@st.composite
-def batches(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int]], SharedPrompts | None]:
-    sizes = draw(lengths)
-    rows = draw(st.lists(st.sampled_from(range(len(sizes))), unique=True))
-    shared = SharedPrompts([i // G for i in range(len(sizes))], draw(st.sampled_from([8, 64, 512])))
-    return rows, sizes, draw(st.none() | st.just(shared))
-
-
-def tokens_of_a_pass(
-    batch: list[int], sizes: list[tuple[int, int]], shared: SharedPrompts | None
-) -> int:
-    """Count what a pass over these rows really computes: the tensors are built."""
-    prompt_T = max(sizes[row][0] for row in batch)
-    completion_T = max(sizes[row][1] for row in batch)
-    if shared is None:
-        return len(batch) * (prompt_T + completion_T)
-    most = optimal_branch_count(shared.hidden_size, prompt_T, completion_T)
-    if most == 1:
-        return len(batch) * (prompt_T + completion_T)
-    ids = torch.zeros(len(batch), prompt_T + completion_T, dtype=torch.long)
-    ids[:, 0] = torch.tensor([shared.prompt_of_row[row] for row in batch])
-    tree = build_prompt_trees(ids, torch.ones_like(ids), completion_T, most)
-    repeated = int(tree.tree_of_row.max() + 1) * int(tree.branch_of_row.max())
-    return tree.input_ids.numel() - repeated  # each completion has its own last prompt token
-
-
-@given(batches(), st.integers(1, 800))
-def test_packing_keeps_every_row_once_and_the_budget(
-    case: tuple[list[int], list[tuple[int, int]], SharedPrompts | None], budget: int
-) -> None:
-    rows, sizes, shared = case
-    packed = list(pack_by_tokens(rows, sizes, budget, shared))
-    assert sorted(row for batch in packed for row in batch) == sorted(rows)
-    for batch in packed:
-        assert batch
-        tokens = tokens_of_a_pass(batch, sizes, shared)
-        assert tokens == padded_tokens(batch, sizes, shared)
-        assert len(batch) == 1 or tokens <= budget
-
-
-@given(batches())
-def test_packing_does_not_depend_on_the_order_of_the_rows(
-    case: tuple[list[int], list[tuple[int, int]], SharedPrompts | None],
-) -> None:
-    rows, sizes, _ = case
-    assert list(pack_by_tokens(rows, sizes, 300)) == list(pack_by_tokens(rows[::-1], sizes, 300))
-
-
-def test_packing_puts_all_in_one_where_it_fits() -> None:
-    assert [len(batch) for batch in pack_by_tokens([0, 1, 2], [(5, 5)] * 3, 30)] == [3]
-    assert [len(batch) for batch in pack_by_tokens([0, 1, 2], [(5, 5)] * 3, 29)] == [2, 1]
-
-
-def test_packing_wastes_less_than_the_given_order() -> None:
-    # Long and short rows in turn: packed in this order, every batch would be half padding.
-    sizes = [(10, 100), (10, 10)] * 8
-    packed = list(pack_by_tokens(list(range(16)), sizes, 440))
-    real = sum(sum(size) for size in sizes)
-    assert sum(padded_tokens(batch, sizes) for batch in packed) < 1.25 * real
 
 
 # -- trimming -----------------------------------------------------------------------------------

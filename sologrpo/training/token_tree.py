@@ -1,0 +1,247 @@
+"""Rows of a batch in one sequence that has each of their tokens once, and attention over it.
+
+The rows of a generation batch are a tree: tokens that all prompts begin with (the root: a system
+prompt, worked examples), the rest of each prompt (its stem), and the completions. They stand in one
+sequence without padding, so that everything but attention needs no change at all:
+
+    root | stem 1, completion, completion, ... | stem 2, completion, ... | ...
+
+A completion begins with its own copy of the last prompt token, from which its first token is
+predicted, and leaves out its last, which predicts nothing: so it has as many places as tokens.
+
+Shapes: B rows, T tokens, N places of the sequence, H heads of keys and values, Q heads of queries
+for each of them, D width of a head.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from transformers import AttentionInterface
+from transformers.integrations.flex_attention import flex_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from sologrpo.training.packing import Batch, prompts_of, root_length
+
+_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Places of a prompt, [start, stem_end), and of its completions, up to each of `ends`."""
+
+    start: int
+    stem_end: int
+    ends: list[int]
+
+    @property
+    def completions(self) -> list[slice]:
+        """The places of each completion."""
+        return list(map(slice, [self.stem_end, *self.ends[:-1]], self.ends))
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """Some rows of a batch in one sequence.
+
+    Attributes:
+        input_ids: (1, N).
+        position_ids: (1, N) as if each completion followed its prompt alone.
+        next_ids: (1, N) the token to predict at each place, -100 where there is none.
+        root: places of the root.
+        branches: in the order of their places; they begin after the root.
+        targets: for each place with a token to predict, its index in (B, T), flattened.
+        shape: (B, T) of the completions.
+        is_shared: prompts are shared; otherwise each row stands for itself.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    next_ids: torch.Tensor
+    root: int
+    branches: list[Branch]
+    targets: torch.Tensor
+    shape: torch.Size
+    is_shared: bool
+
+    @property
+    def attention(self) -> dict[str, Any]:
+        """The arguments of the model's forward pass that decide who sees whom.
+
+        Without a mask, transformers reads from the positions where rows begin. A mask of four
+        dimensions it hands on as it is.
+        """
+        if not self.is_shared:
+            return {}
+        return {"tree": self, "attention_mask": self.input_ids.new_ones(1, 1, 1, 1)}
+
+    @classmethod
+    def of(cls, batch: Batch, share_prompts: bool = True) -> "TokenTree":
+        """Lay out the rows of a batch; those whose completion is masked get no place.
+
+        Args:
+            batch: (B, T) ids and masks of prompts, padded on the left, and of completions.
+            share_prompts: have one branch for all completions of a prompt, and a root. Without it,
+                the sequence is what transformers takes for packed rows.
+        """
+        lengths: list[int] = batch["completion_mask"].sum(dim=1).tolist()
+        completions, prompts = batch["completion_ids"].tolist(), prompts_of(batch)
+        rows_of: dict[Any, list[int]] = {}
+        for row, length in enumerate(lengths):
+            if length:
+                rows_of.setdefault(prompts[row] if share_prompts else row, []).append(row)
+        groups = list(rows_of.values())
+        root = root_length([prompts[rows[0]] for rows in groups]) if share_prompts else 0
+        ids, positions = list(prompts[groups[0][0]][:root]), list(range(root))
+        labels, branches, targets = [-100] * root, [], []
+        for rows in groups:
+            prompt, start = prompts[rows[0]], len(ids)
+            last = len(prompt) - 1
+            ids += prompt[root:last]
+            positions += range(root, last)
+            labels += [-100] * (last - root)
+            stem_end, ends = len(ids), []
+            for row in rows:
+                completion = completions[row][: lengths[row]]
+                ids += [prompt[last], *completion[:-1]]
+                positions += range(last, last + len(completion))
+                labels += completion
+                first = row * len(completions[row])
+                targets += range(first, first + len(completion))
+                ends.append(len(ids))
+            branches.append(Branch(start, stem_end, ends))
+        device = batch["completion_ids"].device
+        in_sequence = torch.tensor([ids, positions, labels], device=device)[:, None]
+        return cls(
+            *in_sequence, root, branches,
+            torch.tensor(targets, device=device), batch["completion_ids"].shape, share_prompts,
+        )  # fmt: skip
+
+    def rows(self, values_1N: torch.Tensor) -> torch.Tensor:
+        """Bring values of the tokens to predict into (B, T); 0 where there is none."""
+        values = values_1N[self.next_ids != -100]
+        values_BT = values.new_zeros(self.shape.numel()).index_copy(0, self.targets, values)
+        return values_BT.view(self.shape)
+
+    @cached_property
+    def parts(self) -> list[tuple[slice, slice, bool]]:
+        """List which places attend to which: (queries, keys, causal), every pair of them once."""
+        size, root = self.input_ids.size(1), slice(0, self.root)
+        parts = [(root, root, True), (slice(self.root, size), root, False)]
+        for branch in self.branches:
+            stem = slice(branch.start, branch.stem_end)
+            parts += [(stem, stem, True), (slice(branch.stem_end, branch.ends[-1]), stem, False)]
+            parts += [(places, places, True) for places in branch.completions]
+        return [part for part in parts if part[1].start < part[1].stop]
+
+    @cached_property
+    def block_mask(self) -> BlockMask:
+        """Build FlexAttention's mask: it skips the blocks in which no place sees another."""
+        ids, size = self.input_ids, self.input_ids.size(1)
+        prompt_N, completion_N = ids.new_full([size], -1), ids.new_full([size], -1)
+        for i, branch in enumerate(self.branches):
+            prompt_N[branch.start : branch.ends[-1]] = i
+            for k, places in enumerate(branch.completions):
+                completion_N[places] = k
+
+        def sees(batch: Any, head: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+            is_above = (completion_N[k] == -1) | (completion_N[k] == completion_N[q])
+            return (q >= k) & ((k < self.root) | (prompt_N[k] == prompt_N[q]) & is_above)
+
+        return create_block_mask(sees, None, None, size, size, device=ids.device)
+
+
+class _TreeAttention(torch.autograd.Function):
+    """Attention in parts without a mask, merged by their log-sum-exps.
+
+    The kernel's backward pass for one part, given the merged output and log-sum-exps, returns that
+    part's share of the gradients, as in ring attention (Liu et al. 2023).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tree: TokenTree, scale: float
+    ) -> torch.Tensor:
+        out = torch.zeros(q.shape, dtype=torch.float32)
+        lse = torch.full(q.shape[:-1], -torch.inf)
+        for queries, keys, causal in tree.parts:
+            k_part, v_part = k[:, :, keys], v[:, :, keys]
+            one, its_lse = _FORWARD(q[:, :, queries], k_part, v_part, 0.0, causal, scale=scale)
+            before, merged = lse[:, :, queries], torch.logaddexp(lse[:, :, queries], its_lse)
+            out[:, :, queries] *= (before - merged).exp()[..., None]
+            out[:, :, queries] += one * (its_lse - merged).exp()[..., None]
+            lse[:, :, queries] = merged
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.tree, ctx.scale = tree, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        gradients = [torch.zeros(x.shape, dtype=torch.float32) for x in (q, k, v)]
+        for queries, keys, causal in ctx.tree.parts:
+            parts = _BACKWARD(
+                grad[:, :, queries], q[:, :, queries], k[:, :, keys], v[:, :, keys],
+                out[:, :, queries], lse[:, :, queries], 0.0, causal, scale=ctx.scale,
+            )  # fmt: skip
+            for gradient, part, places in zip(gradients, parts, (queries, keys, keys), strict=True):
+                gradient[:, :, places] += part
+        return *(gradient.to(q.dtype) for gradient in gradients), None, None
+
+
+def _in_parts(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: TokenTree, scale: float
+) -> torch.Tensor:
+    if torch.is_autocast_enabled("cpu"):  # as for torch's own attention
+        dtype = torch.get_autocast_dtype("cpu")
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    H, N, D = key.shape[1:]
+    q = query.view(H, -1, N, D)
+    k, v = (x.view(H, 1, N, D).expand_as(q) for x in (key, value))
+    merged: torch.Tensor = _TreeAttention.apply(q, k, v, tree, scale)  # type: ignore[no-untyped-call]
+    return merged.view(query.shape)
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    tree: TokenTree | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend along the tree, if there is one; as transformers' `sdpa` otherwise.
+
+    Args:
+        module: of the model.
+        query: (1, H * Q, N, D).
+        key: (1, H, N, D).
+        value: (1, H, N, D).
+        attention_mask: not used with a tree.
+        scaling: of the products.
+        tree: as it was given to the model's forward pass.
+        kwargs: for `sdpa`.
+
+    Returns:
+        (1, N, H * Q, D), and nothing in place of the weights.
+    """
+    if tree is None:
+        output: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
+        return output
+    if query.device.type != "cpu":
+        attended: torch.Tensor = flex_attention_forward(
+            module, query, key, value, tree.block_mask, scaling
+        )[0]
+        return attended, None
+    return _in_parts(query, key, value, tree, scaling).transpose(1, 2), None
+
+
+AttentionInterface.register("sdpa", tree_attention)

@@ -1,0 +1,149 @@
+"""A sequence that has each token once gives what the rows give one by one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from sologrpo.training import token_tree
+from sologrpo.training.packing import Batch, Rows
+from sologrpo.training.token_tree import TokenTree
+
+tokens = st.integers(3, 99)
+
+
+def batch_of(prompts: list[list[int]], completions: list[list[int]]) -> Batch:
+    """Lay out rows as TRL does: prompts padded on the left, completions on the right, with 0."""
+
+    def padded(rows: list[list[int]], side: str) -> torch.Tensor:
+        return pad_sequence(list(map(torch.tensor, rows)), batch_first=True, padding_side=side)
+
+    prompt_ids, completion_ids = padded(prompts, "left"), padded(completions, "right").long()
+    masks = {"prompt_mask": (prompt_ids > 0).long(), "completion_mask": (completion_ids > 0).long()}
+    return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, **masks}
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    """Prompts with and without a common beginning, which may begin one another; any lengths."""
+    root = draw(st.lists(tokens, max_size=20))
+    stems = draw(st.lists(st.lists(tokens, max_size=8), min_size=1, max_size=4))
+    prompts = draw(
+        st.lists(st.sampled_from([root + stem or [3] for stem in stems]), min_size=1, max_size=9)
+    )
+    lengths = st.lists(tokens, min_size=1, max_size=30)
+    return batch_of(prompts, [draw(lengths) for _ in prompts])
+
+
+@pytest.fixture(scope="module", params=["tiny_llama", "tiny_qwen"])
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    path: Path = request.getfixturevalue(request.param)
+    return AutoModelForCausalLM.from_pretrained(path)
+
+
+def log_probs_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    picked = logits.float().log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    return picked.masked_fill(labels == -100, 0.0)
+
+
+def row_by_row(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    rows = torch.zeros(batch["completion_ids"].shape)
+    for i in range(len(rows)):
+        prompt = batch["prompt_ids"][i][batch["prompt_mask"][i].bool()]
+        completion = batch["completion_ids"][i][batch["completion_mask"][i].bool()]
+        logits = model(input_ids=torch.cat([prompt, completion])[None], use_cache=False).logits[0]
+        rows[i, : len(completion)] = log_probs_of(logits[len(prompt) - 1 : -1], completion)
+    return rows
+
+
+def at_once(model: PreTrainedModel, batch: Batch, share_prompts: bool = True) -> torch.Tensor:
+    tree = TokenTree.of(batch, share_prompts)
+    output = model(
+        input_ids=tree.input_ids, position_ids=tree.position_ids, use_cache=False, **tree.attention
+    )
+    return tree.rows(log_probs_of(output.logits, tree.next_ids))
+
+
+def gradients(model: PreTrainedModel, log_probs: torch.Tensor) -> torch.Tensor:
+    weights = torch.randn(log_probs.shape, generator=torch.Generator().manual_seed(1))
+    parameters = list(model.parameters())
+    found = torch.autograd.grad((log_probs * weights).sum(), parameters, materialize_grads=True)
+    return torch.cat([gradient.flatten() for gradient in found])
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+@settings(deadline=None, max_examples=40)
+@given(batch=batches())
+def test_log_probs_and_gradients_are_those_of_the_rows(
+    share_prompts: bool, batch: Batch, model: PreTrainedModel
+) -> None:
+    expected, got = row_by_row(model, batch), at_once(model, batch, share_prompts)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    of_rows, of_tree = gradients(model, expected), gradients(model, got)
+    assert (of_tree - of_rows).norm() <= 1e-5 * of_rows.norm()
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+@settings(deadline=None)
+@given(batch=batches())
+def test_each_token_comes_once(share_prompts: bool, batch: Batch) -> None:
+    tree, rows = TokenTree.of(batch, share_prompts), Rows.of(batch, share_prompts)
+    every = list(range(len(batch["prompt_ids"])))
+    assert tree.input_ids.size(1) == rows.tokens(every)
+    assert int((tree.next_ids != -100).sum()) == int(batch["completion_mask"].sum())
+    if share_prompts:
+        beginnings = {tuple(p[: i + 1]) for p in rows.prompts for i in range(len(p) - 1)}
+        assert rows.tokens(every) >= len(beginnings) + sum(rows.completion_T)
+
+
+@torch.no_grad()
+@settings(deadline=None, max_examples=10)
+@given(batch=batches())
+def test_flex_attention_along_the_tree_is_the_same(batch: Batch) -> None:
+    """The way of GPUs; on a CPU it has no backward pass."""
+    tree = TokenTree.of(batch)
+    N = tree.input_ids.size(1)
+    q, k, v = (torch.randn(1, heads, N, 16) for heads in (4, 2, 2))
+    ours = token_tree._in_parts(q, k, v, tree, 0.25)
+    flex = flex_attention(q, k, v, block_mask=tree.block_mask, scale=0.25, enable_gqa=True)
+    torch.testing.assert_close(ours, flex, atol=1e-5, rtol=1e-5)
+
+
+def test_a_part_that_is_left_out_would_be_found(model: PreTrainedModel) -> None:
+    batch = batch_of([[5, 6, 7, 8], [5, 6, 9, 8]], [[10, 11, 12], [13, 14]])
+    expected = row_by_row(model, batch)
+    tree_of = TokenTree.of
+
+    class Damaged(TokenTree):
+        @property
+        def parts(self) -> Any:  # type: ignore[override]
+            return super().parts[:-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TokenTree, "of", lambda *args: Damaged(**vars(tree_of(*args))))
+        assert not torch.allclose(at_once(model, batch), expected, atol=1e-3)
+
+
+@settings(deadline=None)
+@given(batches(), st.integers(1, 200), st.booleans())
+def test_packing_keeps_every_row_once_and_the_budget(
+    batch: Batch, budget: int, share_prompts: bool
+) -> None:
+    rows = Rows.of(batch, share_prompts)
+    packed = list(rows.packed(range(len(rows.prompts)), budget))
+    assert sorted(row for group in packed for row in group) == list(range(len(rows.prompts)))
+    for group in packed:
+        assert len(group) == 1 or rows.tokens(group) <= budget
+    assert packed == list(rows.packed(range(len(rows.prompts))[::-1], budget))
+
+
+def test_rows_of_a_prompt_stay_together() -> None:
+    rows = Rows(["a", "b", "a", "b"], [10] * 4, [5] * 4)
+    assert list(rows.packed(range(4), 19)) == [[0, 2], [1, 3]]
+    assert list(rows.packed(range(4), 38)) == [[0, 2, 1, 3]]
