@@ -138,7 +138,7 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
     """Extend TRL's `GRPOConfig` with the settings of `SoloGRPOTrainer`."""
 
     train_token_budget: int = HfArg(
-        default=8192, help="Tokens, including padding, per forward-backward pass of training"
+        default=8192, help="Tokens per forward-backward pass of training"
     )
     share_prompts: bool = HfArg(
         default=True,

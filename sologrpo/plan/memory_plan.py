@@ -122,7 +122,7 @@ def plan_memory(
 
 def _largest_pass(args: SoloGRPOConfig, prompt_T: int, completion_T: int) -> int:
     """Count the most tokens of a pass, for prompts that begin differently."""
-    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    rows: int = args.per_device_train_batch_size * args.gradient_accumulation_steps
     prompts = math.ceil(rows / args.num_generations) if args.share_prompts else rows
     step = prompts * (prompt_T - 1) + rows * completion_T
     return max(prompt_T - 1 + completion_T, min(step, args.train_token_budget))

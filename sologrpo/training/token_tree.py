@@ -96,7 +96,8 @@ class TokenTree:
         groups = list(rows_of.values())
         root = root_length([prompts[rows[0]] for rows in groups]) if share_prompts else 0
         ids, positions = list(prompts[groups[0][0]][:root]), list(range(root))
-        labels, branches, targets = [-100] * root, [], []
+        labels, branches = [-100] * root, []
+        targets: list[int] = []
         for rows in groups:
             prompt, start = prompts[rows[0]], len(ids)
             last = len(prompt) - 1
@@ -114,9 +115,9 @@ class TokenTree:
                 ends.append(len(ids))
             branches.append(Branch(start, stem_end, ends))
         device = batch["completion_ids"].device
-        in_sequence = torch.tensor([ids, positions, labels], device=device)[:, None]
+        input_ids, position_ids, next_ids = torch.tensor([ids, positions, labels], device=device)
         return cls(
-            *in_sequence, root, branches,
+            input_ids[None], position_ids[None], next_ids[None], root, branches,
             torch.tensor(targets, device=device), batch["completion_ids"].shape, share_prompts,
         )  # fmt: skip
 
