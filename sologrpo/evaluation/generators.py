@@ -5,13 +5,18 @@ Prompts, stop strings and end tokens are the same for both. So are the completio
 two tokens are almost equally likely and the engines round differently.
 """
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
+from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from sologrpo.errors import InputError, RunError, refusing
 from sologrpo.model.loading import dtype_name
 from sologrpo.model.memory import release_unused
 from sologrpo.sampling.generation import (
@@ -22,13 +27,20 @@ from sologrpo.sampling.generation import (
     sampling_config,
 )
 from sologrpo.sampling.stopping import StopStrings
+from sologrpo.sampling.vllm_engine import (
+    lora_settings,
+    quiet_vllm,
+    save_adapter_files,
+    save_base,
+    swap_obstacle,
+)
 
 Prompts = Sequence[Sequence[int]]
 Batches = Iterator[list[tuple[int, Completion]]]
 
-# Prompts per call of vLLM: enough to keep a GPU busy, few enough that an interrupted evaluation
-# loses little.
-PROMPTS_PER_CALL = 512
+
+# vLLM would reserve nine tenths of the main memory, and compile for minutes.
+VLLM_ON_CPU = {"kv_cache_memory_bytes": 2**30, "enforce_eager": True}
 
 
 @dataclass(frozen=True)
@@ -83,13 +95,16 @@ def _generate_with_our_loop(
 def _generate_with_vllm(
     generator: Generator, prompts: Prompts, config: GenerationConfig
 ) -> Batches:
-    """Generate with vLLM from a saved copy of the merged weights.
+    """Generate with vLLM, which runs in a process of its own, from the same weights.
 
-    The model itself waits in main memory until vLLM is done.
+    The model itself waits in main memory until vLLM is done. Completions come in order, so that a
+    resumed evaluation gives each of the others the seed that it would have had.
+
+    Raises:
+        InputError: if vLLM cannot start, or not with this adapter.
+        RunError: if its process ends.
     """
-    # Not a plain import: vLLM is optional, and the type checker would ask for it.
-    vllm = import_module("vllm")
-    model, tokenizer, device = generator.model, generator.tokenizer, generator.model.device
+    tokenizer = generator.tokenizer
     stops, end_ids = StopStrings(tokenizer, generator.stop_strings), set(config.eos_token_id)
     settings = stops.vllm_settings() | {
         "max_tokens": config.max_new_tokens,
@@ -97,35 +112,70 @@ def _generate_with_vllm(
         "temperature": config.temperature if config.do_sample else 0.0,
         "top_p": config.top_p if config.do_sample else 1.0,
     }
-    with tempfile.TemporaryDirectory(prefix="sologrpo-vllm-") as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    # One seed per request, because samples of a problem share its prompt.
+    seeds = [generator.seed + len(prompts) - i for i in range(len(prompts))]
+    width = max(map(len, prompts)) + int(config.max_new_tokens)
+    with _vllm_engine(generator, width) as (llm, adapter):
+        sampling = import_module("vllm").SamplingParams
+        llm.enqueue(
+            [{"prompt_token_ids": list(prompt)} for prompt in prompts],
+            [sampling(seed=seed, **settings) for seed in seeds],
+            lora_request=adapter,
+            use_tqdm=False,
+        )
+        finished: dict[int, Completion] = {}
+        first = 0  # that is not yielded yet
+        while llm.llm_engine.has_unfinished_requests():
+            for output in llm.llm_engine.step():
+                ids = list(output.outputs[0].token_ids)
+                finished[int(output.request_id)] = completion_of(ids, tokenizer, end_ids, stops)
+            ready = []
+            while first in finished:
+                ready.append((first, finished.pop(first)))
+                first += 1
+            if ready:
+                yield ready
+
+
+@contextmanager
+def _vllm_engine(generator: Generator, width: int) -> Iterator[tuple[Any, Any]]:
+    """Start vLLM in a process of its own, whose end frees all of its memory.
+
+    Args:
+        generator: its model may be in 4 bits, and may have an adapter.
+        width: tokens of the longest prompt and completion.
+
+    Yields:
+        A `vllm.LLM` with the base weights, and the request that names the adapter, or None.
+    """
+    model, device, request = generator.model, generator.model.device, None
+    settings: dict[str, Any] = {"max_model_len": width, "seed": generator.seed}
+    settings |= VLLM_ON_CPU if device.type == "cpu" else {}
+    quiet_vllm()
+    # Not plain imports: vLLM is optional, and the type checker would ask for it.
+    vllm, exceptions = import_module("vllm"), import_module("vllm.v1.engine.exceptions")
+    with ExitStack() as stack, refusing("engine vllm"):
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="sologrpo-vllm-")))
+        save_base(model, generator.tokenizer, folder)
+        if isinstance(model, PeftModel):
+            if obstacle := swap_obstacle(model):
+                raise InputError(f"engine vllm does not support {obstacle}: use a merged precision")
+            settings |= lora_settings(model.active_peft_config)
+            adapter = stack.enter_context(save_adapter_files(model))
+            request = import_module("vllm.lora.request").LoRARequest("adapter", 1, str(adapter))
+        stack.callback(model.to, device)
         model.to("cpu")
         release_unused()
+        llm = vllm.LLM(str(folder), dtype=dtype_name(model.dtype), **settings)
+        stack.callback(llm.llm_engine.engine_core.shutdown)
+        kept = stack.pop_all()
+    with kept:
         try:
-            llm = vllm.LLM(
-                model=folder,
-                dtype=dtype_name(model.dtype),
-                max_model_len=max(map(len, prompts)) + config.max_new_tokens,
-                seed=generator.seed,
-            )
-            for start in range(0, len(prompts), PROMPTS_PER_CALL):
-                part = prompts[start : start + PROMPTS_PER_CALL]
-                # One seed per request, because samples of a problem share its prompt. It depends
-                # on what is left, so that a resumed evaluation does not sample the same again.
-                seeds = [generator.seed + len(prompts) - start - i for i in range(len(part))]
-                outputs = llm.generate(
-                    [{"prompt_token_ids": list(prompt)} for prompt in part],
-                    [vllm.SamplingParams(seed=seed, **settings) for seed in seeds],
-                    use_tqdm=False,
-                )
-                tokens = [list(output.outputs[0].token_ids) for output in outputs]
-                completions = [completion_of(ids, tokenizer, end_ids, stops) for ids in tokens]
-                yield list(enumerate(completions, start))
-        finally:
-            llm = None  # frees its memory for the model
-            release_unused()
-            model.to(device)
+            yield llm, request
+        except exceptions.EngineDeadError as error:
+            raise RunError(
+                "vLLM's process has ended: what it answered is kept: continue with --resume"
+            ) from error
 
 
 ENGINES: dict[str, Callable[[Generator, Prompts, GenerationConfig], Batches]] = {

@@ -43,6 +43,7 @@ from sologrpo.device import one_device
 from sologrpo.errors import LIBRARY_ERRORS, InputError, refusing
 from sologrpo.evaluation.evaluate import VALIDATION_SCORES
 from sologrpo.model.loading import cannot_load, pick_dtype
+from sologrpo.sampling.vllm_server import AdapterServer
 
 TRIED_TOKENS = 2
 SAMPLING_SETTINGS = (
@@ -86,6 +87,8 @@ def try_settings(
             f"router_aux_loss_coef {coefficient}: {model_args.model_name_or_path} has no experts "
             "to balance: leave it out"
         )
+    if not run.dry_run:
+        _try_vllm_server(args, model_args, policy)
     return policy
 
 
@@ -192,6 +195,15 @@ def _try_packages(args: SoloGRPOConfig) -> None:
     ):
         if getattr(args, setting) and find_spec(package) is None:
             raise InputError(f"{setting}: {package} is not installed: {install}, or leave it out")
+
+
+def _try_vllm_server(args: SoloGRPOConfig, model_args: ModelConfig, policy: PeftModel) -> None:
+    """Ask the server for what training will ask; it is not asked again, so one process does."""
+    if args.use_vllm and args.vllm_mode == "server" and args.process_index == 0:
+        # TRL 1.16.0, vllm_generation.py:286-289.
+        url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+        server = AdapterServer(url, connection_timeout=args.vllm_server_timeout)
+        server.check(policy, str(model_args.model_name_or_path), bool(model_args.load_in_4bit))
 
 
 def _try_optimizer(args: SoloGRPOConfig, policy: PeftModel) -> None:

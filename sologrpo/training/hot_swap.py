@@ -21,6 +21,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from sologrpo.errors import InputError
 from sologrpo.model.merging import working_dtype
 from sologrpo.sampling.vllm_engine import HotSwappedLLM, lora_settings, start_vllm, swap_obstacle
+from sologrpo.sampling.vllm_server import AdapterServer
 from sologrpo.training.trl_patches import replaced
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -55,6 +56,23 @@ class HotSwappedVllm(VLLMGeneration):  # type: ignore[misc]
         self.llm.load_adapter(self.model)
 
 
+class ServedVllm(VLLMGeneration):  # type: ignore[misc]
+    """TRL's client of a vLLM server, which is given the adapter instead of merged weights.
+
+    Relies on trl/generation/vllm_generation.py of TRL 1.16.0: `_init_vllm` (284-293) makes a
+    `VLLMClient` in the main process, and `generate` samples with it (602-650).
+    """
+
+    def _init_vllm(self) -> None:
+        with replaced(vllm_generation, "VLLMClient", AdapterServer):
+            super()._init_vllm()
+
+    def sync_weights(self) -> None:
+        """Hand the server the adapter as it is now."""
+        if self.accelerator.is_main_process:
+            self.vllm_client.load(self.model)
+
+
 def build_vllm(model: Any, accelerator: Accelerator, mode: str, **settings: Any) -> VLLMGeneration:
     """Build what TRL's trainer samples with, for `use_vllm`.
 
@@ -69,8 +87,8 @@ def build_vllm(model: Any, accelerator: Accelerator, mode: str, **settings: Any)
     """
     backend = DistributedBackend(accelerator)
     is_sharded = backend.is_fsdp or backend.is_zero3
-    swaps = isinstance(model, PeftModel) and mode == "colocate" and not is_sharded
-    kind = HotSwappedVllm if swaps else VLLMGeneration
+    swapping = {"colocate": HotSwappedVllm, "server": ServedVllm}[mode]
+    kind = swapping if isinstance(model, PeftModel) and not is_sharded else VLLMGeneration
     return kind(model=model, accelerator=accelerator, mode=mode, **settings)
 
 
