@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from zlib import crc32
 
 from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -65,12 +66,15 @@ class Generator:
     temperature: float = 1.0
     top_p: float = 1.0
 
-    def complete(self, prompts: Prompts, greedy: bool = True) -> Batches:
+    def complete(
+        self, prompts: Prompts, greedy: bool = True, names: Sequence[object] = ()
+    ) -> Batches:
         """Complete prompts greedily, or by sampling.
 
         Args:
             prompts: token ids of each prompt.
             greedy: take the likeliest token at every step.
+            names: of the completions, by which vLLM seeds each; none if nothing is sampled.
 
         Yields:
             (index of the prompt, completion) pairs, one batch at a time, in any order.
@@ -80,11 +84,11 @@ class Generator:
             config = greedy_config(model, tokenizer, limit)
         else:
             config = sampling_config(model, tokenizer, limit, self.temperature, self.top_p)
-        return ENGINES[self.engine](self, prompts, config)
+        return ENGINES[self.engine](self, prompts, config, names)
 
 
 def _generate_with_our_loop(
-    generator: Generator, prompts: Prompts, config: GenerationConfig
+    generator: Generator, prompts: Prompts, config: GenerationConfig, names: Sequence[object]
 ) -> Batches:
     return generate_in_batches(
         generator.model, generator.tokenizer, prompts, config,
@@ -93,12 +97,9 @@ def _generate_with_our_loop(
 
 
 def _generate_with_vllm(
-    generator: Generator, prompts: Prompts, config: GenerationConfig
+    generator: Generator, prompts: Prompts, config: GenerationConfig, names: Sequence[object]
 ) -> Batches:
-    """Generate with vLLM, which runs in a process of its own, from the same weights.
-
-    The model itself waits in main memory until vLLM is done. Completions come in order, so that a
-    resumed evaluation gives each of the others the seed that it would have had.
+    """Generate with vLLM from the same weights, and yield each completion when it has ended.
 
     Raises:
         InputError: if vLLM cannot start, or not with this adapter.
@@ -112,8 +113,9 @@ def _generate_with_vllm(
         "temperature": config.temperature if config.do_sample else 0.0,
         "top_p": config.top_p if config.do_sample else 1.0,
     }
-    # One seed per request, because samples of a problem share its prompt.
-    seeds = [generator.seed + len(prompts) - i for i in range(len(prompts))]
+    # One seed per completion, because samples of a problem share its prompt. It does not depend on
+    # the order, so that a resumed evaluation samples the rest as it would have been.
+    seeds = [crc32(f"{generator.seed} {name}".encode()) for name in names or range(len(prompts))]
     width = max(map(len, prompts)) + int(config.max_new_tokens)
     with _vllm_engine(generator, width) as (llm, adapter):
         sampling = import_module("vllm").SamplingParams
@@ -123,18 +125,11 @@ def _generate_with_vllm(
             lora_request=adapter,
             use_tqdm=False,
         )
-        finished: dict[int, Completion] = {}
-        first = 0  # that is not yielded yet
         while llm.llm_engine.has_unfinished_requests():
-            for output in llm.llm_engine.step():
-                ids = list(output.outputs[0].token_ids)
-                finished[int(output.request_id)] = completion_of(ids, tokenizer, end_ids, stops)
-            ready = []
-            while first in finished:
-                ready.append((first, finished.pop(first)))
-                first += 1
-            if ready:
-                yield ready
+            ended = llm.llm_engine.step()  # its `request_id` counts from 0
+            ids = [(int(output.request_id), list(output.outputs[0].token_ids)) for output in ended]
+            if ids:
+                yield [(i, completion_of(row, tokenizer, end_ids, stops)) for i, row in ids]
 
 
 @contextmanager
@@ -178,7 +173,8 @@ def _vllm_engine(generator: Generator, width: int) -> Iterator[tuple[Any, Any]]:
             ) from error
 
 
-ENGINES: dict[str, Callable[[Generator, Prompts, GenerationConfig], Batches]] = {
+Engine = Callable[[Generator, Prompts, GenerationConfig, Sequence[object]], Batches]
+ENGINES: dict[str, Engine] = {
     "transformers": _generate_with_our_loop,
     "vllm": _generate_with_vllm,
 }
