@@ -21,9 +21,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 from sologrpo.errors import InputError
 from sologrpo.model.merging import working_dtype
 from sologrpo.sampling.vllm_engine import HotSwappedLLM, lora_settings, start_vllm, swap_obstacle
+from sologrpo.training.rollout import HALF
 from sologrpo.training.trl_patches import replaced
-
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class HotSwappedVllm(VLLMGeneration):  # type: ignore[misc]
@@ -36,7 +35,7 @@ class HotSwappedVllm(VLLMGeneration):  # type: ignore[misc]
 
     def _init_vllm(self) -> None:
         if obstacle := swap_obstacle(self.model):
-            raise InputError(f"use_vllm: vLLM does not support {obstacle}: leave it out")
+            raise InputError(f"use_vllm: vLLM does not support {obstacle}: leave one of them out")
         with replaced(vllm_generation, "LLM", self._start):
             super()._init_vllm()
 
