@@ -17,7 +17,7 @@ from statistics import mean
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, set_seed
 from datasets import Dataset, IterableDataset
 from transformers import TrainerControl
 from trl import GRPOConfig, GRPOTrainer
@@ -45,7 +45,7 @@ from sologrpo.training.drop_in import (
     unpacked_reason,
     whole_optimizer_batch,
 )
-from sologrpo.training.hot_swap import build_vllm
+from sologrpo.training.hot_swap import HotSwappedVllm, build_vllm
 from sologrpo.training.nonfinite import NonfiniteSteps
 from sologrpo.training.packed_loss import (
     MicroBatchLog,
@@ -123,6 +123,10 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         # 1107: with an adapter, vLLM swaps it and is never sent weights.
         with replaced(grpo_trainer, "VLLMGeneration", build_vllm):
             super().__init__(model, reward_funcs, config, *others, **named)
+        swaps = isinstance(getattr(self, "vllm_generation", None), HotSwappedVllm)
+        if swaps and config.vllm_tensor_parallel_size == 1:
+            # As at 1101: vLLM has set its own seed, which processes need that share an engine.
+            set_seed(config.seed, device_specific=True)
         self._replaces_trl_output = isinstance(args, SoloGRPOConfig)
         if self._replaces_trl_output:
             self.num_completions_to_print = 0  # `ConsoleLog` shows them, and shorter than TRL
