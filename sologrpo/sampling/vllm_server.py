@@ -72,18 +72,23 @@ class AdapterServer(VLLMClient):  # type: ignore[misc]
             in_4bit: its base weights will be quantised.
 
         Raises:
-            InputError: if the server has another base model, takes no such adapter, or gives other
-                log-probs than those that it samples with.
+            InputError: if the server has another base model, takes no such adapter, or gives
+                log-probs of another distribution.
         """
         self._check_base(name, in_4bit)
-        zeros = {
-            key: torch.zeros(p.shape) for key, p in policy.named_parameters() if "lora_" in key
-        }
-        self.load(policy, zeros)
-        # Where one token is allowed its log-prob is 0, and before that restriction it is less.
-        likeliest = self.generate([[0]], top_k=1, max_tokens=1)["logprobs"][0][0][0]
+        named = policy.named_parameters()
+        self.load(policy, {key: torch.zeros(p.shape) for key, p in named if "lora_" in key})
+        self.check_log_probs()
         self.unload()
-        if likeliest != 0:
+
+    def check_log_probs(self) -> None:
+        """Check that log-probs are those of the distribution that is sampled from.
+
+        Raises:
+            InputError: if they are not: temperature and top-p would bias the loss.
+        """
+        # Where one token is allowed its log-prob is 0, and before that restriction it is less.
+        if self.generate([[0]], top_k=1, max_tokens=1)["logprobs"][0][0][0] != 0:
             raise InputError(
                 f"{self._name} gives log-probs from before temperature and top-p: start it with "
                 "--logprobs-mode processed_logprobs"
@@ -163,7 +168,7 @@ class AdapterServer(VLLMClient):  # type: ignore[misc]
             raise RunError(f"{self._name}: {first_line(error)}") from error
 
     def get_server_info(self) -> dict[str, Any]:
-        """Return what the trainer reads (grpo_trainer.py:1147), and `check` has tried."""
+        """Return what the trainer reads (grpo_trainer.py:1147), and `check_log_probs` finds out."""
         return {"model_config": {"logprobs_mode": "processed_logprobs"}}
 
     def init_communicator(self, device: Any = 0) -> None:

@@ -1,4 +1,4 @@
-"""Colocated vLLM that samples with hot-swapped adapters, in place of TRL's weight sync.
+"""vLLM that samples with hot-swapped adapters, in place of TRL's weight sync.
 
 TRL merges the adapter into the weights before every sync and takes it out again. Half precision and
 NF4 round at both, so the frozen weights drift, and vLLM samples from another model than the one
@@ -58,6 +58,8 @@ class ServedVllm(VLLMGeneration):  # type: ignore[misc]
     def _init_vllm(self) -> None:
         with replaced(vllm_generation, "VLLMClient", AdapterServer):
             super()._init_vllm()
+        if self.accelerator.is_main_process:
+            self.vllm_client.check_log_probs()
 
     def sync_weights(self) -> None:
         """Hand the server the adapter as it is now."""
@@ -79,6 +81,7 @@ def build_vllm(model: Any, accelerator: Accelerator, mode: str, **settings: Any)
     """
     backend = DistributedBackend(accelerator)
     is_sharded = backend.is_fsdp or backend.is_zero3
-    swapping = {"colocate": HotSwappedVllm, "server": ServedVllm}[mode]
-    kind = swapping if isinstance(model, PeftModel) and not is_sharded else VLLMGeneration
+    swapping = {"colocate": HotSwappedVllm, "server": ServedVllm}
+    swaps = isinstance(model, PeftModel) and not is_sharded
+    kind = swapping.get(mode, VLLMGeneration) if swaps else VLLMGeneration
     return kind(model=model, accelerator=accelerator, mode=mode, **settings)
