@@ -10,6 +10,7 @@ import torch
 import trl
 import trl.trainer.utils as trl_utils
 from trl import GRPOTrainer
+from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 from sologrpo.training import trl_patches
@@ -59,8 +60,18 @@ RELIED_ON: dict[Any, tuple[str, ...]] = {
         "self.vllm_generation.sync_weights()",
         "self._last_loaded_step = self.state.global_step",
     ),
-    GRPOTrainer.__init__: ("self.vllm_generation = VLLMGeneration(",),
+    GRPOTrainer.__init__: (
+        "self.vllm_generation = VLLMGeneration(",
+        'self.vllm_generation.vllm_client.get_server_info()["model_config"]["logprobs_mode"]',
+    ),
+    VLLMClient.__init__: ('self.model = self._get(f"{self.base_url}/v1/models")["data"][0]["id"]',),
+    VLLMClient.generate: (
+        '"model": self.model,',
+        'self._post(f"{self.base_url}/v1/completions", json=payload)["choices"]',
+    ),
     VLLMGeneration._init_vllm: (
+        "self.vllm_client = VLLMClient(",
+        "self.vllm_client.init_communicator(device=accelerator.device)",
         "self.llm = LLM(",
         "self.llm.sleep(level=2)",
         "self._llm_weights_sleeping = self.enable_sleep_mode",
