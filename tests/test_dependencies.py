@@ -7,6 +7,7 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -57,7 +58,8 @@ def test_every_dependency_has_a_lowest_version_and_the_oldest_list_has_it() -> N
             assert f"{version}.".startswith(f"{lowest}.")
 
 
-def test_the_list_of_exact_versions_has_every_dependency() -> None:
-    exact = versions_in("constraints.txt")
+@pytest.mark.parametrize("name", ["constraints.txt", "constraints-engines.txt"])
+def test_the_list_of_exact_versions_has_every_dependency(name: str) -> None:
+    exact = versions_in(name)
     for requirement in REQUIREMENTS:
         assert requirement.specifier.contains(exact[canonicalize_name(requirement.name)])

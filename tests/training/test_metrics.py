@@ -416,15 +416,3 @@ def test_wandb_offline_needs_no_account(server: Server, config_file: Path, tmp_p
     for name in steps(rows)[0]:
         if name != "step":
             assert f"train/{name}".encode() in content, name
-
-
-def test_tensorboard(server: Server, config_file: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    command = ("train", "--config", config_file, "--report_to", "tensorboard")
-    environment = {"TENSORBOARD_LOGGING_DIR": str(tmp_path / "events")}
-    done = server.run_command(*command, cwd=tmp_path, environment=environment)
-    assert done.code == 0, done.err
-    (events,) = (tmp_path / "events").glob("**/events.*")
-    content = events.read_bytes()
-    for name in ("reward", "time/sampling", "progress"):
-        assert f"train/{name}".encode() in content, name
