@@ -98,7 +98,7 @@ def _reasons_in_settings(config: SoloGRPOConfig) -> Iterator[str]:
     if config.steps_per_generation % config.gradient_accumulation_steps:
         yield "a generation batch is not a whole number of optimizer steps"
     if config.deepspeed_plugin is not None and config.fp16:
-        yield "in fp16 DeepSpeed scales the loss by a factor of its own"
+        yield "in fp16 DeepSpeed scales the loss by its own factor"
     if (config.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
         yield "checkpointing with use_reentrant allows no gradient without a backward pass"
     if config.entropy_coef or config.use_adaptive_entropy:
