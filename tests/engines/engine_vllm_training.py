@@ -125,7 +125,7 @@ def test_the_gap_does_not_grow(run: Run) -> None:
         print(f"| {update} | {kl:+.1e} | {mean:.1e} | {highest:.1e} |")
     gaps = [log["sampling/sampling_logp_difference/mean"] for log in run.logs]
     assert max(gaps) < ROUNDING
-    assert sum(gaps[-5:]) <= 1.5 * sum(gaps[:5])  # rounding varies between batches
+    assert sum(gaps[-5:]) <= sum(gaps[:5])
 
 
 def test_one_adapter_and_no_file_is_left(run: Run) -> None:
