@@ -236,6 +236,7 @@ def test_the_quickstart_is_rewarded_as_without_vllm(quickstart: Path, tmp_path: 
     # The same prompts, other completions of them: 16 per step.
     by_vllm, by_us = (sum(row["reward"] for row in run) / STEPS for run in (sampled, ours))
     assert abs(by_vllm - by_us) < 0.25
+    assert all(run[-1]["reward"] > run[0]["reward"] for run in (sampled, ours))
 
 
 def test_a_resumed_run_ends_with_the_same_bits(quickstart: Path, tmp_path: Path) -> None:
