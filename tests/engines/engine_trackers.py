@@ -22,7 +22,7 @@ def train(folder: Path, model: Path, *flags: str) -> CompletedProcess[str]:
     config.write_text(f"{RECIPE}\nreport_to: [tensorboard, trackio]\n", encoding="utf-8")
     short = ("--max_steps", str(STEPS), "--save_steps", "1", "--max_completion_length", "16")
     named = ("--config", config, "--model_name_or_path", model, "--run_name", "shells")
-    # trackio reads the variable when it is imported: each run is a process of its own.
+    # trackio reads the variable when it is imported: each run is a separate process.
     environment = {"TRACKIO_DIR": str(folder / "t"), "TENSORBOARD_LOGGING_DIR": str(folder / "b")}
     return run_script(
         "train", *named, *short, "--output_dir", folder / "run", *flags,
