@@ -41,6 +41,7 @@ def start_vllm(
     model: PreTrainedModel | PeftModel,
     tokenizer: PreTrainedTokenizerBase,
     dtype: torch.dtype,
+    /,
     **settings: Any,
 ) -> Any:
     """Start a `vllm.LLM` in this process, with the weights of a model, without its adapter.
@@ -56,6 +57,8 @@ def start_vllm(
     """
     _quiet_vllm()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the weights are in this process
+    # On a CPU, vLLM would pin each thread to a core, also those that train.
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     with temporary_folder() as folder, _refusing_to_start():
         vllm = import_module("vllm")
         _save_config(model, tokenizer, folder)

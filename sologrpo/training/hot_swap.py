@@ -5,13 +5,8 @@ NF4 round at both, so the frozen weights drift, and vLLM samples from another mo
 that is trained. Here neither vLLM's weights nor the trainer's change during a run.
 """
 
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import torch
 from accelerate import Accelerator
 from peft import PeftModel
 from trl.distributed import DistributedBackend
@@ -21,9 +16,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 from sologrpo.errors import InputError
 from sologrpo.model.merging import working_dtype
 from sologrpo.sampling.vllm_engine import HotSwappedLLM, lora_settings, start_vllm, swap_obstacle
+from sologrpo.training.rollout import HALF
 from sologrpo.training.trl_patches import replaced
-
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class HotSwappedVllm(VLLMGeneration):  # type: ignore[misc]
@@ -36,16 +30,14 @@ class HotSwappedVllm(VLLMGeneration):  # type: ignore[misc]
 
     def _init_vllm(self) -> None:
         if obstacle := swap_obstacle(self.model):
-            raise InputError(f"use_vllm: vLLM does not support {obstacle}: leave it out")
+            raise InputError(f"use_vllm: vLLM does not support {obstacle}: leave one of them out")
         with replaced(vllm_generation, "LLM", self._start):
             super()._init_vllm()
 
     def _start(self, **settings: Any) -> HotSwappedLLM:
         settings |= lora_settings(self.model.active_peft_config)
         dtype = HALF.get(self.accelerator.mixed_precision) or working_dtype(self.model)
-        # Processes that share an engine need the same random numbers, which vLLM's seed gives them.
-        with _random_states_kept(self.tensor_parallel_size == 1):
-            return HotSwappedLLM(start_vllm(self.model, self.processing_class, dtype, **settings))
+        return HotSwappedLLM(start_vllm(self.model, self.processing_class, dtype, **settings))
 
     def sync_weights(self) -> None:
         """Hand vLLM the adapter as it is now."""
@@ -72,14 +64,3 @@ def build_vllm(model: Any, accelerator: Accelerator, mode: str, **settings: Any)
     swaps = isinstance(model, PeftModel) and mode == "colocate" and not is_sharded
     kind = HotSwappedVllm if swaps else VLLMGeneration
     return kind(model=model, accelerator=accelerator, mode=mode, **settings)
-
-
-@contextmanager
-def _random_states_kept(keeps: bool) -> Iterator[None]:
-    """Put back the random states that vLLM seeds when it starts, by which `seed` counts again."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(enabled=keeps):
-        yield
-    if keeps:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
