@@ -172,8 +172,8 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
     )
     max_nonfinite_steps: int = HfArg(
         default=0,
-        help="Optimizer steps to skip because their loss or gradient is NaN or infinite, before "
-        "the run stops",
+        help="Optimizer steps whose gradient counts as zero because it or the loss is NaN or "
+        "infinite, before the run stops",
     )
     sampling_token_budget: int | None = HfArg(
         default=None,
@@ -188,6 +188,11 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
             self.use_cpu = True
         self._choose_dtype()
         self._check_optimizer_steps()
+        if self.deepspeed and "LOCAL_RANK" not in os.environ:  # what every launcher sets
+            raise InputError(
+                "deepspeed needs a launcher: leave it out, and start with accelerate launch "
+                "--config_file configs/accelerate/zero2.yaml"
+            )
         super().__post_init__()
         if self.n_gpu > 1:
             raise InputError(

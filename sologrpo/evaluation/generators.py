@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Any
 from zlib import crc32
 
@@ -163,6 +165,7 @@ def _vllm_engine(generator: Generator, width: int) -> Iterator[tuple[Any, Any]]:
         release_unused()
         llm = vllm.LLM(str(folder), dtype=dtype_name(model.dtype), **settings)
         stack.callback(llm.llm_engine.engine_core.shutdown)
+        _report_death(llm.llm_engine.engine_core, exceptions.EngineDeadError())
         kept = stack.pop_all()
     with kept:
         try:
@@ -171,6 +174,23 @@ def _vllm_engine(generator: Generator, width: int) -> Iterator[tuple[Any, Any]]:
             raise RunError(
                 "vLLM's process has ended: what it answered is kept: continue with --resume"
             ) from error
+
+
+def _report_death(core: Any, error: Exception) -> None:
+    """Raise an error in `step` when vLLM's process is killed.
+
+    vLLM 0.32.0 (v1/engine/core_client.py:981 and 811-823) notices it, and then waits for ever for
+    the next completion.
+    """
+    if not hasattr(core, "outputs_queue"):  # VLLM_ENABLE_V1_MULTIPROCESSING=0: it is this process
+        return
+    sentinels = [process.sentinel for process in core.resources.engine_manager.processes]
+
+    def watch() -> None:
+        wait(sentinels)
+        core.outputs_queue.put(error)
+
+    Thread(target=watch, daemon=True).start()
 
 
 Engine = Callable[[Generator, Prompts, GenerationConfig, Sequence[object]], Batches]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from safetensors.torch import save_file
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -18,10 +19,10 @@ FOLDER = "nonfinite"
 
 
 class NonfiniteSteps:
-    """Leave out steps whose loss or gradient is not finite, and stop after too many.
+    """Give steps whose loss or gradient is not finite a gradient of zero; stop after too many.
 
     Args:
-        args: `max_nonfinite_steps` is the number that may be left out.
+        args: `max_nonfinite_steps` is the number of steps without a stop.
     """
 
     def __init__(self, args: SoloGRPOConfig) -> None:
@@ -29,22 +30,26 @@ class NonfiniteSteps:
         self._count = 0
 
     def check(
-        self, model: torch.nn.Module, batch: Mapping[str, Any], value: torch.Tensor, step: int
+        self,
+        gradients: list[torch.Tensor],
+        batch: Mapping[str, Any],
+        value: torch.Tensor,
+        step: int,
     ) -> None:
-        """Drop the gradients of a step that is not finite.
+        """Set the gradients to zero if they, or those of another process, are not finite.
 
         Args:
-            model: its parameters hold the gradients.
+            gradients: of this process, which are changed in place.
             batch: what the step was trained on; it is saved for study.
             value: of the loss.
             step: optimizer step, counted from 1.
 
         Raises:
-            RunError: if `max_nonfinite_steps` were left out before.
+            RunError: if there were `max_nonfinite_steps` of them before.
         """
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
         # A scaled fp16 gradient may overflow: the scaler takes care of that, and scales less.
-        if all_finite([value] if self._args.fp16 else [value, *gradients]):
+        finite = all_finite([value] if self._args.fp16 else [value, *gradients])
+        if all(gather_object([finite])):
             return
         self._count += 1
         text = f"the loss or a gradient of step {step} is not a finite number"
@@ -55,9 +60,9 @@ class NonfiniteSteps:
                 f"{text}: lower learning_rate or max_grad_norm, or allow some with "
                 "max_nonfinite_steps"
             )
-        logger.warning("%s; the step is left out", text)
-        for parameter in model.parameters():
-            parameter.grad = None  # the optimizer passes over it
+        logger.warning("%s; it counts as zero", text)
+        for gradient in gradients:
+            gradient.zero_()
 
 
 class StopAtNonfiniteWeights(TrainerCallback):  # type: ignore[misc]

@@ -9,9 +9,8 @@ Shapes: B rows of a batch, N sequences, T tokens.
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -29,7 +28,7 @@ from sologrpo.training.packing import (
     select_and_trim,
 )
 from sologrpo.training.prompt_tree import build_prompt_trees, optimal_branch_count
-from sologrpo.training.trl_patches import Scores, compact_lm_head
+from sologrpo.training.trl_patches import Scores, compact_lm_head, replaced
 
 # Loss types of `_compute_loss` (grpo_trainer.py:3175-3210) that are sums over rows, by how they
 # are normalised: over the tokens of the whole generation batch, or over the rows of the call.
@@ -125,17 +124,11 @@ class PackedScorer:
         """
         lengths = row_lengths(batch)
         shared = SharedPrompts.of(batch, self._hidden_size) if self._shares_prompts else None
-        # With gradients, other processes wait for those of this very pass: it cannot be repeated.
-        is_shared = torch.is_grad_enabled() and self._accelerator.num_processes > 1
         while True:
             micro_batches = list(pack_by_tokens(rows, lengths, self._budget.tokens, shared))
             largest = max(padded_tokens(rows, lengths, shared) for rows in micro_batches)
             most_rows = max(map(len, micro_batches))
-            with (
-                nullcontext()
-                if is_shared
-                else self._budget.halved_if_out_of_memory(largest, most_rows)
-            ):
+            with self._budget.halved_if_out_of_memory(largest, most_rows):
                 return run(micro_batches)
 
 
@@ -153,7 +146,11 @@ LossOfScores = Callable[[torch.nn.Module, Batch, Scores], tuple[torch.Tensor, di
 
 
 class PackedLoss:
-    """Run the forward and backward pass of one optimizer step, micro-batch by micro-batch.
+    """Compute the gradients of one optimizer step, micro-batch by micro-batch.
+
+    DDP and DeepSpeed average the gradients, and DeepSpeed takes the optimizer step, in hooks of the
+    backward pass. Here they see one backward pass per step, so processes may differ in their
+    number of micro-batches, and the gradient is the same with any of them.
 
     Args:
         scorer: scores the completion tokens.
@@ -174,38 +171,68 @@ class PackedLoss:
         self._is_mean_of_rows = loss_type in ROW_NORMALISED
         self._compute_loss = compute_loss
 
-    def backward(
+    def gradients(
         self, model: torch.nn.Module, batch: Batch, rows: list[int], log_sampler_kl: bool
-    ) -> tuple[torch.Tensor, list[MicroBatchLog]]:
-        """Add the gradients of these rows.
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[MicroBatchLog]]:
+        """Compute the gradients of these rows, without the hooks of DDP and DeepSpeed.
 
         Args:
             model: the wrapped model.
             batch: TRL's batch of this optimizer step.
-            rows: those that can change the gradient.
+            rows: those that can change the gradient; if there are none, it is zero.
             log_sampler_kl: the old policy is the sampler's: log how far it is from the trainer's.
 
         Returns:
-            The sum of the losses, detached, and what each micro-batch logged.
+            The sum of the losses, detached, the gradient in fp32 of every trainable parameter, and
+            what each micro-batch logged.
         """
+        model = self._accelerator.unwrap_model(model)
+        parameters = _trainable(model)
+        # In fp16, gradients of activations would underflow. What `GradScaler` scales down again is
+        # the one backward pass that it sees.
+        scaler = self._accelerator.scaler
+        scale = 1.0 if scaler is None else scaler.get_scale()
 
-        def run(micro_batches: list[list[int]]) -> tuple[torch.Tensor, list[MicroBatchLog]]:
-            model.zero_grad()  # what an attempt left that ran out of memory
-            logs = []
+        def run(
+            micro_batches: list[list[int]],
+        ) -> tuple[torch.Tensor, list[torch.Tensor], list[MicroBatchLog]]:
             value = torch.zeros((), device=batch["completion_ids"].device)
+            sums = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
+            logs = []
             for rows in micro_batches:
-                # Processes differ in the number of micro-batches: only in the last do they meet.
-                last = rows is micro_batches[-1]
-                with nullcontext() if last else self._accelerator.no_sync(model):
-                    loss, log = self._forward(model, select_and_trim(batch, rows), log_sampler_kl)
-                    if self._is_mean_of_rows:
-                        loss = loss * len(rows) / batch["completion_ids"].size(0)
-                    self._accelerator.backward(loss)
+                loss, log = self._forward(model, select_and_trim(batch, rows), log_sampler_kl)
+                if self._is_mean_of_rows:
+                    loss = loss * len(rows) / batch["completion_ids"].size(0)
+                # Runs no hooks, unlike `backward`.
+                gradients = torch.autograd.grad(loss * scale, parameters, materialize_grads=True)
+                for total, gradient in zip(sums, gradients, strict=True):
+                    total.add_(gradient, alpha=1 / scale)
                 value += loss.detach()
                 logs.append(log)
-            return value, logs
+            return value, sums, logs
 
-        return self._scorer.within_memory(run, rows, batch)
+        return self._scorer.within_memory(run, rows, batch) if rows else run([])
+
+    def of_gradients(
+        self, model: torch.nn.Module, value: torch.Tensor, gradients: list[torch.Tensor]
+    ) -> torch.Tensor:
+        """Return a loss that has this value and these gradients.
+
+        Args:
+            model: the wrapped model, whose hooks take the gradients in the backward pass.
+            value: of the loss.
+            gradients: of every trainable parameter; they are used up.
+        """
+        inner = self._accelerator.unwrap_model(model)
+        loss: torch.Tensor = _GivenGradients.apply(  # type: ignore[no-untyped-call]
+            value, gradients, *_trainable(inner)
+        )
+        if inner is model:
+            return loss
+        # DDP and DeepSpeed prepare for a backward pass in their `forward`.
+        with replaced(inner, "forward", lambda: loss):
+            prepared: torch.Tensor = model()
+        return prepared
 
     def _forward(
         self, model: torch.nn.Module, batch: Batch, log_sampler_kl: bool
@@ -233,15 +260,6 @@ def rows_with_gradient(advantages_B: torch.Tensor, beta: float) -> list[int]:
     return rows
 
 
-def zero_loss(model: torch.nn.Module) -> torch.Tensor:
-    """Return a loss whose gradients are zero.
-
-    Not None: Adam's moments decay as they do in TRL for a step without signal.
-    """
-    parameters = (p for p in model.parameters() if p.requires_grad)
-    return torch.stack([p.sum() * 0.0 for p in parameters]).sum()
-
-
 def metrics_of_one_batch(logs: Sequence[MicroBatchLog]) -> dict[str, float]:
     """Combine the metrics of micro-batches into those of one batch.
 
@@ -266,6 +284,26 @@ def metrics_of_one_batch(logs: Sequence[MicroBatchLog]) -> dict[str, float]:
             n_tokens = max(sum(tokens for _, tokens in known), 1)
             together[name] = sum(value * tokens for value, tokens in known) / n_tokens
     return together
+
+
+class _GivenGradients(torch.autograd.Function):
+    """A loss of a given value whose gradients are given."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: torch.Tensor, gradients: list[torch.Tensor], *parameters: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None  # autograd takes them without a copy
+        return None, None, *(gradient.mul_(scale) for gradient in gradients)
+
+
+def _trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _ratios_to_old_policy(log_probs_BT: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -200,20 +200,11 @@ def make_sampler(
     Args:
         args: the settings.
         accelerator: the trainer's; it knows the dtype of mixed precision.
-        is_sharded: FSDP or DeepSpeed may leave a process with a part of the weights.
+        is_sharded: FSDP or ZeRO-3 leaves a process with a part of the weights: nothing is merged.
         score: the trainer's forward pass.
-
-    Raises:
-        InputError: if the engine needs weights that this process does not hold.
     """
-    requested = args.sampling_engine
-    if is_sharded and requested not in ("auto", "adapter"):
-        raise InputError(
-            f"sampling_engine {requested} needs all weights in each process, which FSDP "
-            "and DeepSpeed share out: set sampling_engine: adapter"
-        )
     return Sampler(
-        "adapter" if is_sharded else requested,
+        "adapter" if is_sharded else args.sampling_engine,
         score,
         HALF.get(accelerator.mixed_precision),
         args.sampling_token_budget,

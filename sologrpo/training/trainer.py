@@ -42,6 +42,7 @@ from sologrpo.training.checkpoint import (
 from sologrpo.training.drop_in import (
     as_solo_config,
     sampling_obstacle,
+    shards_weights,
     unpacked_reason,
     whole_optimizer_batch,
 )
@@ -53,7 +54,6 @@ from sologrpo.training.packed_loss import (
     PackedScorer,
     metrics_of_one_batch,
     rows_with_gradient,
-    zero_loss,
 )
 from sologrpo.training.packing import Batch, row_lengths, rows_of_sequences
 from sologrpo.training.progress import StepMeter, timed
@@ -144,7 +144,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._scorer, self.accelerator, self.loss_type, self._loss_of_scores
         )
         self._nonfinite = NonfiniteSteps(config)
-        self._rollout = self._make_rollout(sampling_obstacle(given))
+        self._rollout = self._make_rollout(sampling_obstacle(config, given))
 
     def _leave_to_trl(self, part: str, reason: str) -> None:
         if part not in self.as_in_trl:
@@ -158,9 +158,10 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.use_vllm:  # vllm_generation.py:672 and 627 hand these to `SamplingParams`
             ends = {"stop_token_ids": self.eos_token_ids}
             self.vllm_generation.generation_kwargs |= ends | stops.vllm_settings()
-        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         return Rollout(
-            make_sampler(self.args, self.accelerator, is_sharded, self._score_sampled),
+            make_sampler(
+                self.args, self.accelerator, shards_weights(self.args), self._score_sampled
+            ),
             self.args.sampling_engine,
             stops,
             self.meter,
@@ -337,10 +338,9 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run backward micro-batch by micro-batch; return the value of their sum, detached.
+        """Compute the gradients in packed micro-batches; return a loss that has them.
 
-        `Trainer.training_step` calls backward once more, on what is returned: that is a number
-        without a graph to the parameters.
+        So `Trainer.training_step` runs one backward pass, through DDP or DeepSpeed if one is used.
         """
         # 2939-2942.
         lengths = row_lengths(inputs)
@@ -352,16 +352,11 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             return stock_loss
         rows = rows_with_gradient(inputs["advantages"], self.beta)
         self.meter.count("training", sum(sum(lengths[row]) for row in rows))
-        if not rows and self.accelerator.num_processes == 1:
-            self._log_micro_batches([])
-            return zero_loss(model)
-        # Other processes wait for this one in the wrapped model's forward and backward pass, to
-        # average the gradients: a row without advantage goes there, and adds nothing.
         off_sampler = not self._rollout.sampler.is_exact
-        value, logs = self._loss.backward(model, inputs, rows or [0], off_sampler)
-        self._log_micro_batches(logs if rows else [])
-        self._nonfinite.check(model, inputs, value, self.state.global_step + 1)
-        return value + torch.zeros_like(value, requires_grad=True)
+        value, gradients, logs = self._loss.gradients(model, inputs, rows, off_sampler)
+        self._log_micro_batches(logs)
+        self._nonfinite.check(gradients, inputs, value, self.state.global_step + 1)
+        return self._loss.of_gradients(model, value, gradients)
 
     def _loss_of_scores(
         self, model: torch.nn.Module, batch: Batch, scores: Scores

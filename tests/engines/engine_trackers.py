@@ -22,7 +22,7 @@ def train(folder: Path, model: Path, *flags: str) -> CompletedProcess[str]:
     config.write_text(f"{RECIPE}\nreport_to: [tensorboard, trackio]\n", encoding="utf-8")
     short = ("--max_steps", str(STEPS), "--save_steps", "1", "--max_completion_length", "16")
     named = ("--config", config, "--model_name_or_path", model, "--run_name", "shells")
-    # trackio reads the variable when it is imported: each run is a process of its own.
+    # trackio reads the variable when it is imported: each run is a separate process.
     environment = {"TRACKIO_DIR": str(folder / "t"), "TENSORBOARD_LOGGING_DIR": str(folder / "b")}
     return run_script(
         "train", *named, *short, "--output_dir", folder / "run", *flags,
@@ -56,7 +56,7 @@ def in_tensorboard(folder: Path) -> dict[int, dict[str, list[float]]]:
 
 
 def in_trackio(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """What trackio stored: (run, row) pairs. Its own reader knows one folder per process."""
+    """Return what trackio stored: (run, row) pairs. Its reader knows one folder per process."""
     (file,) = (folder / "t").glob("*.db")
     with sqlite3.connect(file) as database:
         rows = database.execute("SELECT run_name, metrics FROM metrics ORDER BY id").fetchall()

@@ -125,7 +125,7 @@ def test_the_gap_does_not_grow(run: Run) -> None:
         print(f"| {update} | {kl:+.1e} | {mean:.1e} | {highest:.1e} |")
     gaps = [log["sampling/sampling_logp_difference/mean"] for log in run.logs]
     assert max(gaps) < ROUNDING
-    assert sum(gaps[-5:]) <= 1.5 * sum(gaps[:5])  # rounding varies between batches
+    assert sum(gaps[-5:]) <= sum(gaps[:5])
 
 
 def test_one_adapter_and_no_file_is_left(run: Run) -> None:
@@ -236,6 +236,7 @@ def test_the_quickstart_is_rewarded_as_without_vllm(quickstart: Path, tmp_path: 
     # The same prompts, other completions of them: 16 per step.
     by_vllm, by_us = (sum(row["reward"] for row in run) / STEPS for run in (sampled, ours))
     assert abs(by_vllm - by_us) < 0.25
+    assert all(run[-1]["reward"] > run[0]["reward"] for run in (sampled, ours))
 
 
 def test_a_resumed_run_ends_with_the_same_bits(quickstart: Path, tmp_path: Path) -> None:
