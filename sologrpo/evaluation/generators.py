@@ -136,7 +136,7 @@ def _generate_with_vllm(
 
 @contextmanager
 def _vllm_engine(generator: Generator, width: int) -> Iterator[tuple[Any, Any]]:
-    """Start vLLM in a process of its own, whose end frees all of its memory.
+    """Start vLLM in a separate process, whose end frees all of its memory.
 
     Args:
         generator: its model may be in 4 bits, and may have an adapter.

@@ -31,7 +31,7 @@ FLAGS = (
 
 
 class VllmServer:
-    """A server in processes of its own, which can be killed and started again."""
+    """A server in separate processes, which can be killed and started again."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as free:
