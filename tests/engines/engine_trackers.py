@@ -56,7 +56,7 @@ def in_tensorboard(folder: Path) -> dict[int, dict[str, list[float]]]:
 
 
 def in_trackio(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """What trackio stored: (run, row) pairs. Its own reader knows one folder per process."""
+    """Return what trackio stored: (run, row) pairs. Its reader knows one folder per process."""
     (file,) = (folder / "t").glob("*.db")
     with sqlite3.connect(file) as database:
         rows = database.execute("SELECT run_name, metrics FROM metrics ORDER BY id").fetchall()
