@@ -54,7 +54,13 @@ class LLM:
         if self.fails:
             raise self.fails
         self.calls.append(("generate", settings["lora_request"].lora_int_id))
-        return []
+        sampled = SimpleNamespace(
+            token_ids=[5], logprobs=[{5: SimpleNamespace(rank=1, logprob=-6)}]
+        )
+        return [
+            SimpleNamespace(prompt_token_ids=prompt["prompt_token_ids"], outputs=[sampled])
+            for prompt in prompts
+        ]
 
     def sleep(self, level: int) -> None:
         self.calls.append(("sleep", level))

@@ -175,4 +175,5 @@ def _batch(trainer: SoloGRPOTrainer, prompts: list[list[int]]) -> dict[str, torc
         "advantages": torch.arange(len(ids), device=device) % 2 * 2.0 - 1.0,
         "num_items_in_batch": torch.tensor(completion_ids_BT.numel(), device=device),
         "ref_per_token_logps": torch.zeros(completion_ids_BT.shape, device=device),
+        "importance_sampling_ratio": torch.ones(completion_ids_BT.shape, device=device),  # vLLM's
     }

@@ -203,9 +203,9 @@ def test_a_resumed_evaluation_equals_an_uninterrupted_one(
     done = sum(len(json.loads(line)["done"]) for line in lines)
 
     generated: list[int] = []
-    generate_batch = generation._generate_batch
+    generate_batch = generation.generate_batch
     monkeypatch.setattr(
-        generation, "_generate_batch",
+        generation, "generate_batch",
         lambda *args: (generated.append(len(args[2])), generate_batch(*args))[1],
     )  # fmt: skip
     assert run(tmp_path / "killed", "--resume").records == uninterrupted
@@ -223,7 +223,7 @@ def test_resuming_a_finished_evaluation_generates_nothing(
     problems = prompts(4)
     settings = parse(tiny_llama, tmp_path, *SAMPLED)
     first = evaluate(model, tokenizer, problems, settings)
-    monkeypatch.setattr(generation, "_generate_batch", None)
+    monkeypatch.setattr(generation, "generate_batch", None)
     resumed = replace(settings, resume=True)
     assert evaluate(model, tokenizer, problems, resumed) == first
     with pytest.raises(InputError, match=r"top_p 1\.0, not 0\.5"):
@@ -252,7 +252,7 @@ def test_a_crash_is_not_a_wrong_answer(
     def fail(*args: Any) -> None:
         raise error
 
-    monkeypatch.setattr(generation, "_generate_batch", fail)
+    monkeypatch.setattr(generation, "generate_batch", fail)
     ids = prompt_token_ids(prompts(2)["prompt"], tokenizer)
     log = CompletionLog(tmp_path / "log", {}, resume=False)
     with pytest.raises(raised, match=message):

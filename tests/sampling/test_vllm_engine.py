@@ -89,7 +89,7 @@ def test_every_adapter_has_a_new_id_and_leaves_no_file(tiny_llama: Path) -> None
     for _ in range(3):
         llm.load_adapter(model)
         assert not llm.folder.exists()
-    llm.generate(["a"], sampling_params=None)
+    llm.generate([{"prompt_token_ids": [1]}], sampling_params=None)
     llm.sleep(level=2)
     assert llm.calls == [
         ("add", 1, 4), ("remove", 1), ("add", 2, 4), ("remove", 2), ("add", 3, 4),
