@@ -5,6 +5,7 @@ It runs in a separate process, because a damaged file can make it abort.
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -51,6 +52,8 @@ def running_llama(file: Path, context: int) -> Iterator["Llama"]:
             stdout=subprocess.PIPE,
             stderr=log,
             encoding="utf-8",
+            # Threads that wait by spinning took six times as long on a busy machine (docs/LOG.md).
+            env=os.environ | {"OMP_WAIT_POLICY": "passive"},
         ) as process,
     ):
         try:
