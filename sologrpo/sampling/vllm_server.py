@@ -157,7 +157,7 @@ class AdapterServer(VLLMClient):  # type: ignore[misc]
         """Wait for the server as TRL does (262), but say so."""
         try:
             super().check_server()
-        except ConnectionError:
+        except OSError:  # requests.ConnectionError
             if not total_timeout:
                 raise
             logger.warning("waiting up to %g seconds for %s", total_timeout, self._name)
