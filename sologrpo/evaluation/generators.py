@@ -179,7 +179,7 @@ def _vllm_engine(generator: Generator, width: int) -> Iterator[tuple[Any, Any]]:
 def _report_death(core: Any, error: Exception) -> None:
     """Raise an error in `step` when vLLM's process is killed.
 
-    vLLM 0.32.0 (v1/engine/core_client.py:981 and 811-823) notices it, and then waits for ever for
+    vLLM 0.32.0 (v1/engine/core_client.py:981 and 811-823) notices it, and then waits forever for
     the next completion.
     """
     if not hasattr(core, "outputs_queue"):  # VLLM_ENABLE_V1_MULTIPROCESSING=0: it is this process

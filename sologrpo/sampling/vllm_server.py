@@ -5,6 +5,7 @@ but the path of the adapter. TRL broadcasts merged weights with NCCL instead, wh
 takes two GPUs (docs/scaling.md).
 """
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,8 @@ from sologrpo.config.parsing import without_credentials
 from sologrpo.errors import InputError, RunError, first_line
 from sologrpo.sampling.vllm_engine import lora_settings, save_adapter_files
 
+logger = logging.getLogger(__name__)
+
 RETRIES = 2  # of a request that finds no server: 4 seconds
 SEE = 'docs/scaling.md, "A vLLM server"'
 
@@ -27,8 +30,9 @@ class AdapterServer(VLLMClient):  # type: ignore[misc]
     """Client of `vllm serve` whose requests go to the adapter that was loaded last.
 
     Overrides of TRL 1.16.0, trl/generation/vllm_client.py: `_get` (250) and `_post` (256) fail in
-    one line; `get_server_info` (303) and `init_communicator` (729) need no NCCL and no development
-    endpoints. Requests name `self.model` (434), which `__init__` takes from the server (248).
+    one line, `check_server` (262) says that it waits, `get_server_info` (303) and
+    `init_communicator` (729) need no NCCL and no development endpoints. Requests name `self.model`
+    (434), which `__init__` takes from the server (248).
 
     Args:
         base_url: of the server, with credentials if it asks for them.
@@ -148,6 +152,16 @@ class AdapterServer(VLLMClient):  # type: ignore[misc]
         return self._answer(
             self.session.post, f"{self.base_url}/v1/{action}_lora_adapter", json=body
         )
+
+    def check_server(self, total_timeout: float = 0.0, retry_interval: float = 2.0) -> None:
+        """Wait for the server as TRL does (262), but say so."""
+        try:
+            super().check_server()
+        except ConnectionError:
+            if not total_timeout:
+                raise
+            logger.warning("waiting up to %g seconds for %s", total_timeout, self._name)
+            super().check_server(total_timeout, retry_interval)
 
     # -- requests --------------------------------------------------------------------------------
 

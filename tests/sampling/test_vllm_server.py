@@ -135,8 +135,9 @@ def test_a_server_is_tried_at_the_start(
 
 
 def test_a_server_that_is_gone_or_refuses(
-    running: tuple[str, type[StandIn]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    running: tuple[str, type[StandIn]], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     url, handler = running
     server = AdapterServer(url)
     handler.answers = {"completions": (400, {"error": "too long"})}
@@ -146,5 +147,8 @@ def test_a_server_that_is_gone_or_refuses(
     monkeypatch.setattr("urllib3.util.retry.time.sleep", lambda seconds: None)
     with pytest.raises(RunError, match=r"no longer answers: start it again, .* --resume"):
         server.generate([[0]])
-    with pytest.raises(InputError, match="did not answer within 0 seconds"):
-        AdapterServer("http://localhost:1")
+    for seconds in (0, 0.1):
+        with pytest.raises(InputError, match=f"did not answer within {seconds} seconds"):
+            AdapterServer("http://localhost:1", connection_timeout=seconds)
+    waiting = "waiting up to 0.1 seconds for the vLLM server at http://localhost:1"
+    assert caplog.messages[-1] == waiting
