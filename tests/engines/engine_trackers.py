@@ -7,7 +7,6 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scripts import last_line, run_script, script_environment
 from tiny import ROOT
@@ -46,6 +45,9 @@ def logged(folder: Path) -> dict[int, dict[str, float]]:
 
 
 def in_tensorboard(folder: Path) -> dict[int, dict[str, list[float]]]:
+    # Not above: `make test` looks for examples in every module, without these packages.
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     found: dict[int, dict[str, list[float]]] = {}
     for file in sorted((folder / "b").rglob("events.*")):
         events = EventAccumulator(str(file)).Reload()
