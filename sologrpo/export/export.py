@@ -116,7 +116,9 @@ def begin_export(settings: EvaluationSettings) -> Export | None:
     for name in filter(None, (arguments.push_to_hub, arguments.base_model)):
         check_repository_name(name)
     folders = _model_folders(arguments, inside(settings.output_dir, "export"))
-    made_from = {kind: fingerprint(settings, kind) for kind in folders}
+    made_from = dict.fromkeys(folders, fingerprint(settings))
+    if "gguf" in folders:
+        made_from["gguf"] = made_from["gguf"] | {"gguf": arguments.gguf}
     found = {kind: finished_gaps(folder, made_from[kind]) for kind, folder in folders.items()}
     finished = {kind: gaps for kind, gaps in found.items() if gaps is not None}
     missing = [folder for kind, folder in folders.items() if kind not in finished]

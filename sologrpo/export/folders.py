@@ -41,13 +41,8 @@ class _Marker(Schema):
     gaps: list[Gap]
 
 
-def fingerprint(settings: EvaluationSettings, kind: str) -> dict[str, Any]:
-    """Describe everything that a saved model depends on, to compare two exports.
-
-    Args:
-        settings: of the export.
-        kind: of the model; only a GGUF file depends on `--gguf`.
-    """
+def fingerprint(settings: EvaluationSettings) -> dict[str, Any]:
+    """Describe everything that every saved model depends on, to compare two exports."""
     assert settings.adapter is not None
     return {
         "adapter_sha256": sha256(settings.adapter / ADAPTER_WEIGHTS),
@@ -57,7 +52,7 @@ def fingerprint(settings: EvaluationSettings, kind: str) -> dict[str, Any]:
         "trained_in_4bit": settings.trained_in_4bit,
         "merge_into": settings.export.merge_into,
         "parity_problems": settings.export.parity_problems,
-    } | ({"gguf": settings.export.gguf} if kind == "gguf" else {})
+    }
 
 
 def finished_gaps(folder: Path, made_from: dict[str, Any]) -> list[Gap] | None:

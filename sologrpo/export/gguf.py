@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from sologrpo.data.dataset import render_prompt
 from sologrpo.errors import InputError
+from sologrpo.model.loading import listed_end_ids
 from sologrpo.schema import read_json
 
 MODELFILE = "Modelfile"
@@ -96,8 +97,8 @@ class PromptTemplate:
 
 def end_tokens(merged: Path, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """List the tokens that end a completion of a saved model."""
-    ends = GenerationConfig.from_pretrained(str(merged)).eos_token_id
-    names: list[str] = tokenizer.convert_ids_to_tokens(ends if isinstance(ends, list) else [ends])
+    ends = listed_end_ids(GenerationConfig.from_pretrained(str(merged)))
+    names: list[str] = tokenizer.convert_ids_to_tokens(ends)
     return names
 
 

@@ -38,7 +38,7 @@ from sologrpo.device import one_device
 from sologrpo.errors import InputError
 from sologrpo.export.gguf import PromptTemplate
 from sologrpo.export.llama import Llama, running_llama
-from sologrpo.model.loading import load_base_model, load_tokenizer, pick_dtype
+from sologrpo.model.loading import listed_end_ids, load_base_model, load_tokenizer, pick_dtype
 from sologrpo.model.memory import release_unused
 from sologrpo.model.merging import load_adapter
 from sologrpo.sampling.decoding import has_plain_cache
@@ -336,8 +336,7 @@ def _own_config(
 ) -> GenerationConfig:
     """Take a saved model's generation config, greedy: a penalty or a missing end token shows."""
     config = copy.deepcopy(model.generation_config)
-    ends = config.eos_token_id
-    config.eos_token_id = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    config.eos_token_id = listed_end_ids(config)
     config.pad_token_id = tokenizer.pad_token_id
     config.max_new_tokens, config.do_sample = limit, False
     return config

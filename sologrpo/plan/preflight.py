@@ -44,7 +44,7 @@ from sologrpo.device import one_device
 from sologrpo.errors import LIBRARY_ERRORS, InputError, refusing
 from sologrpo.evaluation.evaluate import VALIDATION_SCORES
 from sologrpo.model.loading import cannot_load, pick_dtype
-from sologrpo.sampling.vllm_engine import swap_obstacle
+from sologrpo.sampling.vllm_engine import check_swappable
 from sologrpo.sampling.vllm_server import AdapterServer
 
 TRIED_TOKENS = 2
@@ -80,7 +80,7 @@ def try_settings(
     _try_packages(args)
     swaps_adapters = args.use_vllm and run.trainer == "solo"
     if swaps_adapters:
-        _check_adapter_for_vllm(policy, model_args)
+        check_swappable(policy, bool(model_args.load_in_8bit))
     _try_chat_template(args, dataset[0]["prompt"], tokenizer)
     _try_optimizer(args, policy)
     _try_loading(args)
@@ -202,12 +202,6 @@ def _try_packages(args: SoloGRPOConfig) -> None:
     ):
         if getattr(args, setting) and find_spec(package) is None:
             raise InputError(f"{setting}: {package} is not installed: {install}, or leave it out")
-
-
-def _check_adapter_for_vllm(policy: PeftModel, model_args: ModelConfig) -> None:
-    obstacle = "8-bit weights" if model_args.load_in_8bit else swap_obstacle(policy)
-    if obstacle is not None:
-        raise InputError(f"use_vllm: vLLM does not support {obstacle}: leave one of them out")
 
 
 def _try_vllm_server(args: SoloGRPOConfig, model_args: ModelConfig, policy: PeftModel) -> None:

@@ -198,6 +198,20 @@ def swap_obstacle(model: PeftModel) -> str | None:
     return None
 
 
+def check_swappable(model: PeftModel, in_8bit: bool = False) -> None:
+    """Check that vLLM can sample with this adapter during training.
+
+    Args:
+        model: with the adapter; it may be without weights.
+        in_8bit: its base weights will be quantised to 8 bits.
+
+    Raises:
+        InputError: if it cannot.
+    """
+    if obstacle := "8-bit weights" if in_8bit else swap_obstacle(model):
+        raise InputError(f"use_vllm: vLLM does not support {obstacle}: leave one of them out")
+
+
 def lora_rank(config: LoraConfig) -> int:
     """Return the highest rank of an adapter's layers."""
     ranks: list[int] = [config.r, *(config.rank_pattern or {}).values()]

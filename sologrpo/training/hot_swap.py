@@ -13,9 +13,8 @@ from trl.distributed import DistributedBackend
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
-from sologrpo.errors import InputError
 from sologrpo.model.merging import working_dtype
-from sologrpo.sampling.vllm_engine import HotSwappedLLM, lora_settings, start_vllm, swap_obstacle
+from sologrpo.sampling.vllm_engine import HotSwappedLLM, check_swappable, lora_settings, start_vllm
 from sologrpo.sampling.vllm_server import AdapterServer
 from sologrpo.training.rollout import HALF
 from sologrpo.training.trl_patches import replaced
@@ -30,8 +29,7 @@ class HotSwappedVllm(VLLMGeneration):  # type: ignore[misc]
     """
 
     def _init_vllm(self) -> None:
-        if obstacle := swap_obstacle(self.model):
-            raise InputError(f"use_vllm: vLLM does not support {obstacle}: leave one of them out")
+        check_swappable(self.model)
         with replaced(vllm_generation, "LLM", self._start):
             super()._init_vllm()
 
