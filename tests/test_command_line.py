@@ -379,8 +379,6 @@ EVALUATION_ERRORS: dict[str, list[str]] = {
     "--run RUN --precision fp8": ["invalid choice: 'fp8'"],
     "--run RUN --compare_precisions --precision merged": ["leave --precision"],
     "--model MODEL --compare_precisions": ["add --adapter"],
-    "--run RUN --engine vllm --precision nf4_adapter": ["needs merged weights"],
-    "--run RUN --engine vllm --compare_precisions": ["needs merged weights"],
     "--run RUN --engine vllm": ["vLLM is not installed; pip install 'sologrpo[vllm]'"],
     "--run RUN --engine sglang": ["invalid choice: 'sglang'"],
     "--run RUN --write": ["--write belongs to --regrade"],

@@ -16,7 +16,7 @@ from tiny import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 REQUIREMENTS = [Requirement(line) for line in PROJECT["dependencies"]]
 DECLARED = {canonicalize_name(requirement.name) for requirement in REQUIREMENTS}
-OPTIONAL = {"vllm", "deepspeed"}
+OPTIONAL = {"vllm", "deepspeed", "xllamacpp"}
 CODE = ["train.py", "evaluate.py", "sologrpo", "rewards", "quickstart"]
 
 

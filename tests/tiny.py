@@ -85,7 +85,7 @@ def _texts(row: dict[str, str]) -> tuple[str, str]:
 def build_model(family: str, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> PreTrainedModel:
     config_class, model_class = FAMILIES[family]
     config = config_class(
-        **SIZES,
+        **SIZES | {"vocab_size": max(VOCABULARY, len(tokenizer))},
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

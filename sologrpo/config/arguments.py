@@ -172,8 +172,8 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
     )
     max_nonfinite_steps: int = HfArg(
         default=0,
-        help="Optimizer steps to skip because their loss or gradient is NaN or infinite, before "
-        "the run stops",
+        help="Optimizer steps whose gradient counts as zero because it or the loss is NaN or "
+        "infinite, before the run stops",
     )
     sampling_token_budget: int | None = HfArg(
         default=None,
@@ -188,6 +188,11 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
             self.use_cpu = True
         self._choose_dtype()
         self._check_optimizer_steps()
+        if self.deepspeed and "LOCAL_RANK" not in os.environ:  # what every launcher sets
+            raise InputError(
+                "deepspeed needs a launcher: leave it out, and start with accelerate launch "
+                "--config_file configs/accelerate/zero2.yaml"
+            )
         super().__post_init__()
         if self.n_gpu > 1:
             raise InputError(
@@ -216,10 +221,31 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
                 f"use_vllm and sampling_engine {self.sampling_engine} both choose the engine: give "
                 "one"
             )
+        if self.use_vllm:
+            self._check_vllm()
         if self.use_transformers_continuous_batching:
             raise InputError(
                 "use_transformers_continuous_batching converts the adapter to bf16 permanently: "
                 "leave it out"
+            )
+
+    def _check_vllm(self) -> None:
+        """Refuse settings under which vLLM's log-probs tell nothing about the trained policy.
+
+        They are those of the distribution that is sampled from. `top_p` raises them by a known
+        amount at most, these without bound.
+        """
+        for name, plain in (("top_k", 0), ("min_p", None), ("repetition_penalty", 1.0)):
+            value = getattr(self, name)
+            if value and value != plain:
+                raise InputError(
+                    f"use_vllm with {name} {value}: vLLM's log-probs could not be compared with "
+                    f"the trainer's; leave {name} out, or use top_p"
+                )
+        if self.vllm_mode == "colocate" and self.world_size % self.vllm_tensor_parallel_size:
+            raise InputError(
+                f"vllm_tensor_parallel_size {self.vllm_tensor_parallel_size}: {self.world_size} "
+                "processes cannot be divided by it; set it to 1"
             )
 
     def _choose_dtype(self) -> None:

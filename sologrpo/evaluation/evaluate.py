@@ -245,7 +245,7 @@ def _complete(
     log: CompletionLog,
 ) -> None:
     start = time.perf_counter()
-    for batch in generator.complete([prompts[index] for index, _ in keys], greedy):
+    for batch in generator.complete([prompts[index] for index, _ in keys], greedy, keys):
         completions = {keys[row]: completion for row, completion in batch}
         log.append(completions, time.perf_counter() - start)
         start = time.perf_counter()

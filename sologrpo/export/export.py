@@ -25,9 +25,10 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
 from sologrpo.config.export import DEQUANTISED, ORIGINAL, ExportArguments
 from sologrpo.console import Terminal, aligned, print_line, quiet_libraries
-from sologrpo.data.dataset import load_train_and_validation
+from sologrpo.data.dataset import load_train_and_validation, stop_strings
 from sologrpo.device import prepare_cpu
 from sologrpo.errors import InputError, one_line_errors
+from sologrpo.export import gguf
 from sologrpo.export.folders import (
     MARKER,
     copy_adapter,
@@ -38,7 +39,7 @@ from sologrpo.export.folders import (
 )
 from sologrpo.export.hub import HubError, check_repository_name, open_repository, push_folder
 from sologrpo.export.model_card import read_run, write_card
-from sologrpo.export.parity import Gap, ParityCheck, gap_table, parity_failure
+from sologrpo.export.parity import MOST, Gap, ParityCheck, gap_table, parity_failure
 from sologrpo.files import ADAPTER, inside, make_folder
 from sologrpo.manifest import MANIFEST, write_manifest
 from sologrpo.model.loading import load_base_model, load_tokenizer
@@ -79,7 +80,7 @@ class Export:
     Attributes:
         settings: of the evaluation of the run: model, adapter, data, and the flags of the export.
         adapter: of the run.
-        made_from: describes everything that the models depend on.
+        made_from: describes everything that each model depends on.
         folders: of the models to be saved, in the order of making.
         finished: gaps of the models that an earlier call saved and measured.
         problems: on which models are compared; None if all are finished.
@@ -88,7 +89,7 @@ class Export:
 
     settings: EvaluationSettings
     adapter: Path
-    made_from: dict[str, Any]
+    made_from: dict[str, dict[str, Any]]
     folders: dict[str, Path]
     finished: dict[str, list[Gap]]
     problems: Dataset | None = None
@@ -106,7 +107,8 @@ def begin_export(settings: EvaluationSettings) -> Export | None:
             compare models on, or if the Hub would not accept a name or the push.
     """
     arguments = settings.export
-    if not (arguments.save_merged or arguments.save_4bit or arguments.push_to_hub):
+    asked = (arguments.save_merged, arguments.save_4bit, arguments.gguf, arguments.push_to_hub)
+    if not any(asked):
         return None
     if settings.adapter is None:
         raise InputError("there is no adapter to export: give --run runs/NAME, or --adapter FOLDER")
@@ -114,8 +116,10 @@ def begin_export(settings: EvaluationSettings) -> Export | None:
     for name in filter(None, (arguments.push_to_hub, arguments.base_model)):
         check_repository_name(name)
     folders = _model_folders(arguments, inside(settings.output_dir, "export"))
-    made_from = fingerprint(settings)
-    found = {kind: finished_gaps(folder, made_from) for kind, folder in folders.items()}
+    made_from = dict.fromkeys(folders, fingerprint(settings))
+    if "gguf" in folders:
+        made_from["gguf"] = made_from["gguf"] | {"gguf": arguments.gguf}
+    found = {kind: finished_gaps(folder, made_from[kind]) for kind, folder in folders.items()}
     finished = {kind: gaps for kind, gaps in found.items() if gaps is not None}
     missing = [folder for kind, folder in folders.items() if kind not in finished]
     read_run(settings.run)  # for the card: damaged files are found before a model is made
@@ -131,10 +135,12 @@ def begin_export(settings: EvaluationSettings) -> Export | None:
 def _model_folders(arguments: ExportArguments, default: Path) -> dict[str, Path]:
     """Choose the folder of each model to be saved; without a flag for it, one in `default`."""
     folders = {}
-    if arguments.save_merged or arguments.save_4bit or arguments.pushed in ("merged", "4bit"):
-        folders["merged"] = Path(arguments.save_merged or default / "merged")
     if arguments.save_4bit or arguments.pushed == "4bit":
         folders["4bit"] = Path(arguments.save_4bit or default / "4bit")
+    if arguments.gguf:
+        folders["gguf"] = Path(arguments.save_gguf or default / f"gguf-{arguments.gguf}")
+    if arguments.save_merged or arguments.pushed == "merged" or folders:
+        folders = {"merged": Path(arguments.save_merged or default / "merged"), **folders}
     return folders
 
 
@@ -150,7 +156,7 @@ def _load_problems(settings: EvaluationSettings) -> Dataset:
         settings.data, tokenizer, settings.seed if seed is None else seed
     )
     rows = train if validation is None else validation
-    return rows.select(range(min(settings.export.parity_problems, len(rows))))
+    return rows.select(range(min(settings.export.parity_problems or MOST, len(rows))))
 
 
 def export_and_push(export: Export, console: Console) -> None:
@@ -165,7 +171,7 @@ def export_and_push(export: Export, console: Console) -> None:
             fails. Saved models stay, and the same command reuses them.
     """
     arguments, folders = export.settings.export, dict(export.folders)
-    made = _make_models(export)
+    made = _make_models(export, console)
     gaps = [gap for kind in export.folders for gap in made[kind]]
     if gaps:
         _print_gaps(console, gaps)
@@ -210,14 +216,16 @@ def _push(export: Export, folder: Path, gap: Gap | None, console: Console) -> No
 # -- models ----------------------------------------------------------------------------------------
 
 
-def _make_models(export: Export) -> dict[str, list[Gap]]:
+def _make_models(export: Export, console: Console) -> dict[str, list[Gap]]:
     """Make and measure the models that are not finished; return the gaps of all, by kind."""
     made = dict(export.finished)
+    missing = [kind for kind in export.folders if kind not in made]
     if export.problems is not None:
-        check = ParityCheck(export.settings, export.problems)
-        for kind, make in (("merged", _make_merged), ("4bit", _make_4bit)):
-            if kind in export.folders and kind not in made:
-                made[kind] = make(export, check)
+        models = len(missing) + (len(_merge_kinds(export)) - 1 if "merged" in missing else 0)
+        check = ParityCheck(export.settings, export.problems, models, console)
+        make = {"merged": _make_merged, "4bit": _make_4bit, "gguf": _make_gguf}
+        for kind in missing:
+            made[kind] = make[kind](export, check)
     return made
 
 
@@ -231,7 +239,7 @@ def _make_merged(export: Export, check: ParityCheck) -> list[Gap]:
         release_unused()
         gaps.append(check.measure(kind, merges[kind]))
     gaps.sort(key=lambda gap: (math.isnan(gap.kl), gap.kl))
-    finish(merges.pop(gaps[0].name), target, export.made_from, gaps)
+    finish(merges.pop(gaps[0].name), target, export.made_from["merged"], gaps)
     for folder in merges.values():
         shutil.rmtree(folder)
     return gaps
@@ -273,8 +281,21 @@ def _make_4bit(export: Export, check: ParityCheck) -> list[Gap]:
     save_4bit(export.folders["merged"], folder, export.settings.trust_remote_code)
     release_unused()
     gaps = [check.measure(REQUANTISED, folder)]
-    finish(folder, export.folders["4bit"], export.made_from, gaps)
+    finish(folder, export.folders["4bit"], export.made_from["4bit"], gaps)
     return gaps
+
+
+def _make_gguf(export: Export, check: ParityCheck) -> list[Gap]:
+    kind = str(export.settings.export.gguf)
+    folder = unfinished_folder(export.folders["gguf"], "gguf")
+    file = folder / f"model-{kind}.gguf"
+    gguf.convert(export.folders["merged"], file, kind, export.settings.trust_remote_code)
+    gap, template = check.measure_gguf(f"gguf {kind}", file)
+    ends = gguf.end_tokens(export.folders["merged"], _tokenizer_to_save(export))
+    stops = [*ends, *stop_strings(export.problems)]
+    gguf.write_modelfile(file, template, stops, export.settings.max_completion_length)
+    finish(folder, export.folders["gguf"], export.made_from["gguf"], [gap])
+    return [gap]
 
 
 # -- output ----------------------------------------------------------------------------------------
@@ -282,11 +303,7 @@ def _make_4bit(export: Export, check: ParityCheck) -> list[Gap]:
 
 def _print_gaps(console: Console, gaps: Sequence[Gap]) -> None:
     """Print one column per saved model."""
-    print_line(
-        console,
-        f"saved models compared with the trained one, {gaps[0].problems} training problems, "
-        f"{gaps[0].tokens} tokens",
-    )
+    print_line(console, "saved models compared with the trained one, on training problems")
     print_line(console, aligned(gap_table(gaps)))
 
 
@@ -303,7 +320,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     export = begin_export(settings)
     if export is None:
         raise InputError(
-            "nothing to do: give --save_merged FOLDER, --save_4bit FOLDER or --push_to_hub NAME"
+            "nothing to do: give --save_merged FOLDER, --save_4bit FOLDER, --gguf TYPE or "
+            "--push_to_hub NAME"
         )
     export_and_push(export, Terminal())
 

@@ -42,7 +42,7 @@ class _Marker(Schema):
 
 
 def fingerprint(settings: EvaluationSettings) -> dict[str, Any]:
-    """Describe everything that a saved model depends on, to compare two exports."""
+    """Describe everything that every saved model depends on, to compare two exports."""
     assert settings.adapter is not None
     return {
         "adapter_sha256": sha256(settings.adapter / ADAPTER_WEIGHTS),

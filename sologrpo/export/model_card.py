@@ -39,6 +39,9 @@ RECIPE = (
     "use_rslora", "use_dora", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant",
     "dtype", "seed",
 )  # fmt: skip
+# On the Hub, by kind of model.
+_LIBRARIES = {"adapter": "peft", "gguf": "gguf"}
+_RELATIONS = {"adapter": "adapter", "gguf": "quantized"}
 Record = Mapping[str, Any]
 Evaluations = Sequence[tuple[str, Record]]  # label and results
 
@@ -90,7 +93,7 @@ def write_card(
 
     Args:
         folder: of the model.
-        kind: "adapter", "merged" or "4bit".
+        kind: "adapter", "merged", "4bit" or "gguf".
         name: `NAME` or `USER/NAME` on the Hub, or any other name.
         run: run directory; whatever is missing there is left out of the card.
         base_model: name or path of the base model.
@@ -160,10 +163,9 @@ def _metadata(
     ]
     return ModelCardData(
         base_model=base if "/" in base else None,
-        base_model_relation=None if "/" not in base
-        else "adapter" if kind == "adapter" else "finetune",
+        base_model_relation=_RELATIONS.get(kind, "finetune") if "/" in base else None,
         datasets=[data] if "/" in data else None,
-        library_name="peft" if kind == "adapter" else "transformers",
+        library_name=_LIBRARIES.get(kind, "transformers"),
         pipeline_tag="text-generation",
         tags=["grpo", "trl", "sologrpo", *(["lora"] if kind == "adapter" else [])],
         # The Hub shows a score only under a name.

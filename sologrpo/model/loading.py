@@ -12,6 +12,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -246,6 +247,11 @@ def keep_trainable_in_fp32(model: torch.nn.Module) -> None:
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Collect the token ids that end a completion, from the tokenizer and the model's config."""
-    listed = model.generation_config.eos_token_id
-    ids = set(listed if isinstance(listed, list) else [listed]) | {tokenizer.eos_token_id}
+    ids = {*listed_end_ids(model.generation_config), tokenizer.eos_token_id}
     return {int(token) for token in ids if token is not None}
+
+
+def listed_end_ids(config: GenerationConfig) -> list[int]:
+    """Return the end tokens of a generation config, which may have none, one or a list."""
+    listed: int | list[int] | None = config.eos_token_id
+    return listed if isinstance(listed, list) else [] if listed is None else [listed]

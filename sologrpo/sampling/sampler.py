@@ -25,7 +25,7 @@ import torch
 from accelerate.utils import gather_object
 
 from sologrpo.config.arguments import SAMPLING_ENGINES
-from sologrpo.errors import InputError, first_line
+from sologrpo.errors import InputError, RunError, first_line
 from sologrpo.model.memory import TokenBudget, free_bytes, release_unused
 from sologrpo.model.merging import (
     is_merge_exact,
@@ -322,21 +322,36 @@ def _joined(parts: list[Sampled], pad_id: int) -> Sampled:
     return Sampled(completion_ids, widened(log_probs, 0.0) if log_probs else None)
 
 
-def check_vllm(sampled: torch.Tensor, trained: torch.Tensor, mask: torch.Tensor) -> None:
-    """Compare vLLM's log-probs with the trainer's.
+def check_vllm(
+    sampled: torch.Tensor, trained: torch.Tensor, mask: torch.Tensor, top_p: float = 1.0
+) -> dict[str, float]:
+    """Compare vLLM's log-probs with the trainer's, over the rows of all processes.
 
     Args:
         sampled: (B, T) log-probs by vLLM; NaN where it gave none.
         trained: (B, T) log-probs by the trainer's forward pass.
         mask: (B, T), zero at padding.
+        top_p: of sampling. Below 1, vLLM's probabilities are those within the share that it keeps,
+            and so up to 1 / top_p times as high.
+
+    Returns:
+        `sampling/kl` and `sampling/max_gap`, in nats; nothing if the mask is zero everywhere.
 
     Raises:
-        InputError: if they disagree: vLLM then samples a different policy from the trained one.
+        RunError: if they disagree: vLLM then samples a different policy from the trained one.
     """
-    differences_T = (sampled - trained)[mask.bool()].abs()
-    gap = float(differences_T.nanmean())  # vLLM gives no log-prob for some tokens
-    if not gap <= MAX_GAP:
-        raise InputError(
-            f"vLLM is {gap:.3f} nats per token off the trainer, at most {MAX_GAP} is allowed: it "
-            "does not sample the trained policy; set use_vllm: false, or load_in_4bit: false"
+    differences_T = (sampled - trained)[mask.bool()].double()
+    known_T = differences_T[~differences_T.isnan()]  # vLLM gives no log-prob for some tokens
+    sums = [known_T.sum().item(), known_T.abs().sum().item(), len(known_T), len(differences_T)]
+    highest = known_T.abs().max().item() if len(known_T) else 0.0
+    rows: list[tuple[float, ...]] = gather_object([(*sums, highest)])
+    total, total_abs, n_known, n_tokens = (sum(row[i] for row in rows) for i in range(4))
+    if not n_tokens:
+        return {}
+    gap, limit = total_abs / n_known if n_known else math.nan, MAX_GAP - math.log(top_p)
+    if not gap <= limit:
+        raise RunError(
+            f"vLLM is {gap:.3f} nats per token off the trainer, at most {limit:.3g} is allowed: it "
+            "does not sample the trained policy; set use_vllm: false"
         )
+    return {"sampling/kl": total / n_known, "sampling/max_gap": max(row[4] for row in rows)}

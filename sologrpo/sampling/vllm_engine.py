@@ -22,6 +22,7 @@ import bitsandbytes as bnb
 import torch
 from peft import LoraConfig, PeftModel
 from peft.utils.integrations import dequantize_bnb_weight
+from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sologrpo.errors import InputError, RunError, first_line
@@ -41,6 +42,7 @@ def start_vllm(
     model: PreTrainedModel | PeftModel,
     tokenizer: PreTrainedTokenizerBase,
     dtype: torch.dtype,
+    /,
     **settings: Any,
 ) -> Any:
     """Start a `vllm.LLM` in this process, with the weights of a model, without its adapter.
@@ -54,8 +56,10 @@ def start_vllm(
     Raises:
         InputError: if the engine cannot start.
     """
-    _quiet_vllm()
+    quiet_vllm()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the weights are in this process
+    # On a CPU, vLLM would pin each thread to a core, also those that train.
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     with temporary_folder() as folder, _refusing_to_start():
         vllm = import_module("vllm")
         _save_config(model, tokenizer, folder)
@@ -92,9 +96,10 @@ def _refusing_to_start() -> Iterator[None]:
         ) from error
 
 
-def _quiet_vllm() -> None:
-    """Silence vLLM's own log, unless its variable asks for it."""
+def quiet_vllm() -> None:
+    """Silence vLLM's own log, in its processes too, unless its variable asks for it."""
     if "VLLM_LOGGING_LEVEL" not in os.environ:
+        os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
         logging.getLogger("vllm").setLevel(logging.ERROR)
 
 
@@ -115,6 +120,21 @@ def base_weights(model: PreTrainedModel | PeftModel) -> Iterator[tuple[str, torc
         with torch.no_grad():
             weight = dequantize_bnb_weight(parameter) if is_4bit else parameter.data
         yield name.removeprefix(prefix).replace(".base_layer.", "."), weight
+
+
+def save_base(
+    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
+    """Save the base model, 4-bit weights unpacked, for a vLLM that runs in another process.
+
+    Args:
+        model: with or without an adapter, which is left out.
+        tokenizer: of the model.
+        folder: that is there.
+    """
+    _save_config(model, tokenizer, folder)
+    weights = {name: weight.cpu().contiguous() for name, weight in base_weights(model)}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _save_config(
@@ -176,6 +196,20 @@ def swap_obstacle(model: PeftModel) -> str | None:
     if lora_rank(config) > LORA_RANKS[-1]:
         return f"LoRA of rank {lora_rank(config)}, above {LORA_RANKS[-1]}"
     return None
+
+
+def check_swappable(model: PeftModel, in_8bit: bool = False) -> None:
+    """Check that vLLM can sample with this adapter during training.
+
+    Args:
+        model: with the adapter; it may be without weights.
+        in_8bit: its base weights will be quantised to 8 bits.
+
+    Raises:
+        InputError: if it cannot.
+    """
+    if obstacle := "8-bit weights" if in_8bit else swap_obstacle(model):
+        raise InputError(f"use_vllm: vLLM does not support {obstacle}: leave one of them out")
 
 
 def lora_rank(config: LoraConfig) -> int:
@@ -254,16 +288,22 @@ class HotSwappedLLM:
 
 
 @contextmanager
-def save_adapter_files(model: PeftModel) -> Iterator[Path]:
+def save_adapter_files(
+    model: PeftModel, weights: dict[str, torch.Tensor] | None = None
+) -> Iterator[Path]:
     """Save the active adapter to a folder in memory, which is removed after the block.
 
     Args:
         model: not sharded over processes.
+        weights: of the adapter, as the model names them; None for those of the model.
     """
     adapter = model.active_adapter
     size = sum(p.nbytes for name, p in model.named_parameters() if "lora_" in name)
     with temporary_folder(size) as folder:
-        model.save_pretrained(str(folder), selected_adapters=[adapter], save_embedding_layers=False)
+        model.save_pretrained(
+            str(folder), selected_adapters=[adapter], save_embedding_layers=False,
+            state_dict=weights,
+        )  # fmt: skip
         yield folder if adapter == "default" else folder / adapter
 
 

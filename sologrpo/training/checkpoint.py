@@ -132,6 +132,10 @@ def unusable_reason(checkpoint: Path, trainer: str, args: TrainingArguments) -> 
     file = generation_state_file(checkpoint, args)
     if trainer == "solo" and not file.is_file():
         return f"it has no {file.name}: save_only_model or another number of processes"
+    zero = args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage > 0
+    saved = len(list(checkpoint.glob("global_step*/*_optim_states.pt")))
+    if saved != (now := args.world_size if zero else 0):
+        return f"it has the optimizer of {saved} DeepSpeed processes, and these are {now}"
     best = best_checkpoint(checkpoint, args)
     reason = None if best is None else incomplete_reason(best)
     return None if reason is None else f"{best} was the best so far, and {reason}"

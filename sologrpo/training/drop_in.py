@@ -48,10 +48,11 @@ def whole_optimizer_batch(config: SoloGRPOConfig) -> SoloGRPOConfig:
     return config
 
 
-def sampling_obstacle(arguments: Mapping[str, Any]) -> str | None:
+def sampling_obstacle(config: GRPOConfig, arguments: Mapping[str, Any]) -> str | None:
     """Return why all completions are sampled as in TRL, or None if our loop may sample them.
 
     Args:
+        config: the settings.
         arguments: of the trainer, by name.
     """
     for name in MULTI_TURN:
@@ -59,6 +60,8 @@ def sampling_obstacle(arguments: Mapping[str, Any]) -> str | None:
             return f"{name} make a rollout of several turns"
     if isinstance(arguments.get("processing_class"), ProcessorMixin):
         return "prompts go through a processor"
+    if shards_weights(config):
+        return "FSDP and ZeRO-3 collect the weights in every forward pass of all processes"
     return None
 
 
@@ -81,7 +84,7 @@ def unpacked_reason(config: SoloGRPOConfig, arguments: Mapping[str, Any]) -> str
 
 
 def _reasons(config: SoloGRPOConfig, arguments: Mapping[str, Any]) -> Iterator[str]:
-    yield from filter(None, [sampling_obstacle(arguments)])
+    yield from filter(None, [sampling_obstacle(config, arguments)])
     if not {"image", "images"}.isdisjoint(_columns(arguments.get("train_dataset"))):
         yield "pixels of a batch are not laid out row by row"
     yield from _reasons_in_settings(config)
@@ -94,10 +97,8 @@ def _reasons_in_settings(config: SoloGRPOConfig) -> Iterator[str]:
         yield f"loss_type {config.loss_type} is normalised over each micro-batch"
     if config.steps_per_generation % config.gradient_accumulation_steps:
         yield "a generation batch is not a whole number of optimizer steps"
-    if shards_weights(config):
-        yield "FSDP and ZeRO-3 collect the weights in every forward, where processes differ"
     if config.deepspeed_plugin is not None and config.fp16:
-        yield "in fp16 DeepSpeed scales the loss by a factor of its own"
+        yield "in fp16 DeepSpeed scales the loss by its own factor"
     if (config.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
         yield "checkpointing with use_reentrant allows no gradient without a backward pass"
     if config.entropy_coef or config.use_adaptive_entropy:

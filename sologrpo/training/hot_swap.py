@@ -1,29 +1,23 @@
-"""Colocated vLLM that samples with hot-swapped adapters, in place of TRL's weight sync.
+"""vLLM that samples with hot-swapped adapters, in place of TRL's weight sync.
 
 TRL merges the adapter into the weights before every sync and takes it out again. Half precision and
 NF4 round at both, so the frozen weights drift, and vLLM samples from another model than the one
 that is trained. Here neither vLLM's weights nor the trainer's change during a run.
 """
 
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import torch
 from accelerate import Accelerator
 from peft import PeftModel
 from trl.distributed import DistributedBackend
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
-from sologrpo.errors import InputError
 from sologrpo.model.merging import working_dtype
-from sologrpo.sampling.vllm_engine import HotSwappedLLM, lora_settings, start_vllm, swap_obstacle
+from sologrpo.sampling.vllm_engine import HotSwappedLLM, check_swappable, lora_settings, start_vllm
+from sologrpo.sampling.vllm_server import AdapterServer
+from sologrpo.training.rollout import HALF
 from sologrpo.training.trl_patches import replaced
-
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class HotSwappedVllm(VLLMGeneration):  # type: ignore[misc]
@@ -35,17 +29,14 @@ class HotSwappedVllm(VLLMGeneration):  # type: ignore[misc]
     """
 
     def _init_vllm(self) -> None:
-        if obstacle := swap_obstacle(self.model):
-            raise InputError(f"use_vllm: vLLM does not support {obstacle}: leave it out")
+        check_swappable(self.model)
         with replaced(vllm_generation, "LLM", self._start):
             super()._init_vllm()
 
     def _start(self, **settings: Any) -> HotSwappedLLM:
         settings |= lora_settings(self.model.active_peft_config)
         dtype = HALF.get(self.accelerator.mixed_precision) or working_dtype(self.model)
-        # Processes that share an engine need the same random numbers, which vLLM's seed gives them.
-        with _random_states_kept(self.tensor_parallel_size == 1):
-            return HotSwappedLLM(start_vllm(self.model, self.processing_class, dtype, **settings))
+        return HotSwappedLLM(start_vllm(self.model, self.processing_class, dtype, **settings))
 
     def sync_weights(self) -> None:
         """Hand vLLM the adapter as it is now."""
@@ -53,6 +44,25 @@ class HotSwappedVllm(VLLMGeneration):  # type: ignore[misc]
             self.llm.wake_up(tags=["weights"])
             self._llm_weights_sleeping: bool = False
         self.llm.load_adapter(self.model)
+
+
+class ServedVllm(VLLMGeneration):  # type: ignore[misc]
+    """TRL's client of a vLLM server, which is given the adapter instead of merged weights.
+
+    Relies on trl/generation/vllm_generation.py of TRL 1.16.0: `_init_vllm` (284-293) makes a
+    `VLLMClient` in the main process, and `generate` samples with it (602-650).
+    """
+
+    def _init_vllm(self) -> None:
+        with replaced(vllm_generation, "VLLMClient", AdapterServer):
+            super()._init_vllm()
+        if self.accelerator.is_main_process:
+            self.vllm_client.check_log_probs()
+
+    def sync_weights(self) -> None:
+        """Hand the server the adapter as it is now."""
+        if self.accelerator.is_main_process:
+            self.vllm_client.load(self.model)
 
 
 def build_vllm(model: Any, accelerator: Accelerator, mode: str, **settings: Any) -> VLLMGeneration:
@@ -69,17 +79,7 @@ def build_vllm(model: Any, accelerator: Accelerator, mode: str, **settings: Any)
     """
     backend = DistributedBackend(accelerator)
     is_sharded = backend.is_fsdp or backend.is_zero3
-    swaps = isinstance(model, PeftModel) and mode == "colocate" and not is_sharded
-    kind = HotSwappedVllm if swaps else VLLMGeneration
+    swapping = {"colocate": HotSwappedVllm, "server": ServedVllm}
+    swaps = isinstance(model, PeftModel) and not is_sharded
+    kind = swapping.get(mode, VLLMGeneration) if swaps else VLLMGeneration
     return kind(model=model, accelerator=accelerator, mode=mode, **settings)
-
-
-@contextmanager
-def _random_states_kept(keeps: bool) -> Iterator[None]:
-    """Put back the random states that vLLM seeds when it starts, by which `seed` counts again."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(enabled=keeps):
-        yield
-    if keeps:
-        random.setstate(states[0])
-        np.random.set_state(states[1])

@@ -39,7 +39,8 @@ ADAM_STATES = 2  # tensors per trainable parameter, which the first update adds
 def rehearse(trainer: SoloGRPOTrainer, run: RunArguments, console: Console) -> None:
     """Try the largest step; print its time and memory, and warn about what did not fit.
 
-    By default only on a GPU. A resumed run, several processes and TRL's trainer are left out.
+    By default only on a GPU. A resumed run, several processes, DeepSpeed, whose engine is made when
+    training starts, and TRL's trainer are left out.
 
     Args:
         trainer: constructed, but not trained yet.
@@ -51,6 +52,8 @@ def rehearse(trainer: SoloGRPOTrainer, run: RunArguments, console: Console) -> N
     """
     asked = torch.cuda.is_available() if run.rehearse is None else run.rehearse
     if not asked or run.resume or run.trainer != "solo" or trainer.args.world_size > 1:
+        return
+    if trainer.is_deepspeed_enabled:
         return
     args, limit = trainer.args, trainer.args.max_completion_length
     prompts = _longest_prompts(trainer)
@@ -172,4 +175,5 @@ def _batch(trainer: SoloGRPOTrainer, prompts: list[list[int]]) -> dict[str, torc
         "advantages": torch.arange(len(ids), device=device) % 2 * 2.0 - 1.0,
         "num_items_in_batch": torch.tensor(completion_ids_BT.numel(), device=device),
         "ref_per_token_logps": torch.zeros(completion_ids_BT.shape, device=device),
+        "importance_sampling_ratio": torch.ones(completion_ids_BT.shape, device=device),  # vLLM's
     }

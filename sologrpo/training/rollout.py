@@ -28,6 +28,7 @@ from sologrpo.training.packing import Batch, select_and_trim
 from sologrpo.training.progress import StepMeter
 from sologrpo.training.trl_patches import generate_replaced
 
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}  # of mixed precision
 NEVER = -1  # a token id that no model samples
 Ids = list[list[int]]
 LogProbs = list[list[float]] | None
@@ -76,7 +77,6 @@ class Rollout:
         self._meter = meter
         self._obstacle = obstacle
         self._report = report
-        self._vllm_is_checked = False
 
     @contextmanager
     def sampling_loop(self, model: Model) -> Iterator[list[Sampled]]:
@@ -154,33 +154,42 @@ class Rollout:
         kept = [not self.is_cut_off(ids[mask].tolist(), end_ids) for ids, mask in rows]
         return mask_BT * mask_BT.new_tensor(kept)[:, None]
 
-    def correct_for_sampler(
-        self,
-        batch: Batch,
-        use_vllm: bool,
-        score: Callable[[Batch], torch.Tensor],
-    ) -> None:
+    def correct_for_sampler(self, batch: Batch) -> None:
         """Take the policy that sampled for the old policy, if it is not the one that is trained.
 
         Args:
             batch: TRL's batch; (B, T) `old_per_token_logps` are set.
-            use_vllm: vLLM sampled; TRL corrects for it, and here its first batch is checked.
-            score: (B, T) log-probs by the trainer's forward pass.
-
-        Raises:
-            InputError: if vLLM samples another policy.
         """
         sampled_BT = batch.get("sampling_per_token_logps")
-        if sampled_BT is None:
-            return
-        if not self.sampler.is_exact:
+        if sampled_BT is not None and not self.sampler.is_exact:
             batch["old_per_token_logps"] = sampled_BT
-        if use_vllm and not self._vllm_is_checked:
-            few = select_and_trim(batch, list(range(min(len(sampled_BT), TEST_ROWS))))
-            mask = few["completion_mask"] * few.get("tool_mask", 1)
-            with torch.no_grad():
-                check_vllm(few["sampling_per_token_logps"], score(few), mask)
-            self._vllm_is_checked = True
+
+
+def measure_vllm(
+    batch: Batch, top_p: float, score: Callable[[Batch], torch.Tensor]
+) -> dict[str, float]:
+    """Return how far vLLM, which sampled a batch, is from the policy that is trained.
+
+    TRL has the trainer's log-probs already where it corrects for vLLM. If it does not, a few rows
+    are scored.
+
+    Args:
+        batch: TRL's.
+        top_p: of sampling.
+        score: (B, T) log-probs by the trainer's forward pass.
+
+    Raises:
+        RunError: if vLLM samples another policy.
+    """
+    if "sampling_per_token_logps" not in batch:
+        return {}
+    trained_BT = batch.get("old_per_token_logps")
+    if trained_BT is None:
+        batch = select_and_trim(batch, list(range(min(len(batch["completion_ids"]), TEST_ROWS))))
+        with torch.no_grad():
+            trained_BT = score(batch)
+    mask = batch["completion_mask"] * batch.get("tool_mask", 1)
+    return check_vllm(batch["sampling_per_token_logps"], trained_BT, mask, top_p)
 
 
 def make_sampler(
@@ -191,23 +200,13 @@ def make_sampler(
     Args:
         args: the settings.
         accelerator: the trainer's; it knows the dtype of mixed precision.
-        is_sharded: FSDP or DeepSpeed may leave a process with a part of the weights.
+        is_sharded: FSDP or ZeRO-3 leaves a process with a part of the weights: nothing is merged.
         score: the trainer's forward pass.
-
-    Raises:
-        InputError: if the engine needs weights that this process does not hold.
     """
-    requested = args.sampling_engine
-    if is_sharded and requested not in ("auto", "adapter"):
-        raise InputError(
-            f"sampling_engine {requested} needs all weights in each process, which FSDP "
-            "and DeepSpeed share out: set sampling_engine: adapter"
-        )
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}
     return Sampler(
-        "adapter" if is_sharded else requested,
+        "adapter" if is_sharded else args.sampling_engine,
         score,
-        half.get(accelerator.mixed_precision),
+        HALF.get(accelerator.mixed_precision),
         args.sampling_token_budget,
     )
 

@@ -155,6 +155,7 @@ def open_run_directory(
             f"--resume: {directory} holds a finished run without complete checkpoints: give "
             "another --output_dir"
         )
+    PartialState().wait_for_everyone()  # the first process must not write while others still look
     prepare_trackers(args, console)
     make_folder(directory)
     for name in (ADAPTER, COMPLETIONS, METRICS):

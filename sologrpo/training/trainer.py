@@ -17,10 +17,11 @@ from statistics import mean
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, set_seed
 from datasets import Dataset, IterableDataset
 from transformers import TrainerControl
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer import grpo_trainer
 from trl.trainer.utils import nanstd
 
 from rewards import hacking_signs
@@ -45,6 +46,7 @@ from sologrpo.training.drop_in import (
     unpacked_reason,
     whole_optimizer_batch,
 )
+from sologrpo.training.hot_swap import HotSwappedVllm, build_vllm
 from sologrpo.training.nonfinite import NonfiniteSteps
 from sologrpo.training.packed_loss import (
     MicroBatchLog,
@@ -56,7 +58,13 @@ from sologrpo.training.packed_loss import (
 from sologrpo.training.packing import Batch, row_lengths, rows_of_sequences
 from sologrpo.training.progress import StepMeter, timed
 from sologrpo.training.resampling import pick_prompts, replace_degenerate_groups
-from sologrpo.training.rollout import NEVER, GenerationBatch, Rollout, make_sampler
+from sologrpo.training.rollout import (
+    NEVER,
+    GenerationBatch,
+    Rollout,
+    make_sampler,
+    measure_vllm,
+)
 from sologrpo.training.trl_patches import (
     Scores,
     compact_lm_head,
@@ -112,7 +120,13 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             config = whole_optimizer_batch(config)
         else:
             self._leave_to_trl("the training pass", reason)
-        super().__init__(model, reward_funcs, config, *others, **named)
+        # 1107: with an adapter, vLLM swaps it and is never sent weights.
+        with replaced(grpo_trainer, "VLLMGeneration", build_vllm):
+            super().__init__(model, reward_funcs, config, *others, **named)
+        swaps = isinstance(getattr(self, "vllm_generation", None), HotSwappedVllm)
+        if swaps and config.vllm_tensor_parallel_size == 1:
+            # As at 1101: vLLM has set its own seed, which processes need that share an engine.
+            set_seed(config.seed, device_specific=True)
         self._replaces_trl_output = isinstance(args, SoloGRPOConfig)
         if self._replaces_trl_output:
             self.num_completions_to_print = 0  # `ConsoleLog` shows them, and shorter than TRL
@@ -129,7 +143,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._scorer, self.accelerator, self.loss_type, self._loss_of_scores
         )
         self._nonfinite = NonfiniteSteps(config)
-        self._rollout = self._make_rollout(sampling_obstacle(given))
+        self._rollout = self._make_rollout(sampling_obstacle(config, given))
 
     def _leave_to_trl(self, part: str, reason: str) -> None:
         if part not in self.as_in_trl:
@@ -141,7 +155,8 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _make_rollout(self, obstacle: str | None) -> Rollout:
         stops = StopStrings(self._tokenizer, stop_strings(self.train_dataset))
         if self.use_vllm:  # vllm_generation.py:672 and 627 hand these to `SamplingParams`
-            self.vllm_generation.generation_kwargs |= stops.vllm_settings()
+            ends = {"stop_token_ids": self.eos_token_ids}
+            self.vllm_generation.generation_kwargs |= ends | stops.vllm_settings()
         return Rollout(
             make_sampler(
                 self.args, self.accelerator, shards_weights(self.args), self._score_sampled
@@ -219,9 +234,13 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         generation = GenerationBatch()
         with replaced(self, "_generation", generation):
             batch = generation.inputs = self._score_with_truncated_masked(inputs)
-        self._rollout.correct_for_sampler(
-            batch, self.use_vllm, lambda rows: self._scorer.score(self.model, rows)[0]
-        )
+        self._rollout.correct_for_sampler(batch)
+        if self.use_vllm:
+            measured = measure_vllm(
+                batch, self.top_p, lambda rows: self._scorer.score(self.model, rows)[0]
+            )
+            for name, value in measured.items():
+                self._metrics["train"][name].append(value)
         if self.multi_objective_aggregation == "sum_then_normalize":
             start = self.accelerator.process_index * len(inputs)
             batch["advantages"] = generation.rewards.exact_advantages(

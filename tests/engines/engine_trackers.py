@@ -7,7 +7,6 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scripts import last_line, run_script, script_environment
 from tiny import ROOT
@@ -22,7 +21,7 @@ def train(folder: Path, model: Path, *flags: str) -> CompletedProcess[str]:
     config.write_text(f"{RECIPE}\nreport_to: [tensorboard, trackio]\n", encoding="utf-8")
     short = ("--max_steps", str(STEPS), "--save_steps", "1", "--max_completion_length", "16")
     named = ("--config", config, "--model_name_or_path", model, "--run_name", "shells")
-    # trackio reads the variable when it is imported: each run is a process of its own.
+    # trackio reads the variable when it is imported: each run is a separate process.
     environment = {"TRACKIO_DIR": str(folder / "t"), "TENSORBOARD_LOGGING_DIR": str(folder / "b")}
     return run_script(
         "train", *named, *short, "--output_dir", folder / "run", *flags,
@@ -46,6 +45,9 @@ def logged(folder: Path) -> dict[int, dict[str, float]]:
 
 
 def in_tensorboard(folder: Path) -> dict[int, dict[str, list[float]]]:
+    # Not above: `make test` looks for examples in every module, without these packages.
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     found: dict[int, dict[str, list[float]]] = {}
     for file in sorted((folder / "b").rglob("events.*")):
         events = EventAccumulator(str(file)).Reload()
@@ -56,7 +58,7 @@ def in_tensorboard(folder: Path) -> dict[int, dict[str, list[float]]]:
 
 
 def in_trackio(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """What trackio stored: (run, row) pairs. Its own reader knows one folder per process."""
+    """Return what trackio stored: (run, row) pairs. Its reader knows one folder per process."""
     (file,) = (folder / "t").glob("*.db")
     with sqlite3.connect(file) as database:
         rows = database.execute("SELECT run_name, metrics FROM metrics ORDER BY id").fetchall()

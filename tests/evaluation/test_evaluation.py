@@ -1,7 +1,6 @@
 """Evaluating a model: its records and results, both engines, and `--resume` after a crash."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from sologrpo.config.arguments import RunArguments
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
 from sologrpo.data.dataset import build_prompts, prompt_token_ids, render_prompt
-from sologrpo.errors import InputError
+from sologrpo.errors import InputError, RunError
 from sologrpo.evaluation import generators
 from sologrpo.evaluation.completion_log import LOG, CompletionLog
 from sologrpo.evaluation.evaluate import (
@@ -204,9 +203,9 @@ def test_a_resumed_evaluation_equals_an_uninterrupted_one(
     done = sum(len(json.loads(line)["done"]) for line in lines)
 
     generated: list[int] = []
-    generate_batch = generation._generate_batch
+    generate_batch = generation.generate_batch
     monkeypatch.setattr(
-        generation, "_generate_batch",
+        generation, "generate_batch",
         lambda *args: (generated.append(len(args[2])), generate_batch(*args))[1],
     )  # fmt: skip
     assert run(tmp_path / "killed", "--resume").records == uninterrupted
@@ -224,7 +223,7 @@ def test_resuming_a_finished_evaluation_generates_nothing(
     problems = prompts(4)
     settings = parse(tiny_llama, tmp_path, *SAMPLED)
     first = evaluate(model, tokenizer, problems, settings)
-    monkeypatch.setattr(generation, "_generate_batch", None)
+    monkeypatch.setattr(generation, "generate_batch", None)
     resumed = replace(settings, resume=True)
     assert evaluate(model, tokenizer, problems, resumed) == first
     with pytest.raises(InputError, match=r"top_p 1\.0, not 0\.5"):
@@ -253,7 +252,7 @@ def test_a_crash_is_not_a_wrong_answer(
     def fail(*args: Any) -> None:
         raise error
 
-    monkeypatch.setattr(generation, "_generate_batch", fail)
+    monkeypatch.setattr(generation, "generate_batch", fail)
     ids = prompt_token_ids(prompts(2)["prompt"], tokenizer)
     log = CompletionLog(tmp_path / "log", {}, resume=False)
     with pytest.raises(raised, match=message):
@@ -282,12 +281,22 @@ def test_samples_depend_on_the_seed_alone(
     assert sample(0, top_p=1e-6) == greedy
 
 
-class StandInVllm:
-    """The part of vLLM's interface that is used, on transformers; keeps what it was given."""
+class EngineDeadError(Exception):
+    """vLLM's, in the stand-in below."""
 
-    def __init__(self) -> None:
+
+class StandInVllm:
+    """The part of vLLM's interface that is used, on transformers; keeps what it was given.
+
+    It finishes the shortest completions first, one per step, and dies after `steps` of them.
+    """
+
+    def __init__(self, steps: int = 1000) -> None:
+        self.left = steps
         self.params: list[dict[str, Any]] = []
-        self.loaded: list[dict[str, Any]] = []
+        self.finished: list[Any] = []
+        self.llm_engine = self.engine_core = self
+        self.shutdown = self.finished.clear
 
     def SamplingParams(self, **settings: Any) -> dict[str, Any]:
         self.params.append(settings)
@@ -295,14 +304,13 @@ class StandInVllm:
 
     def LLM(self, model: str, dtype: str, **settings: Any) -> "StandInVllm":
         self.policy = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-        self.loaded.append({"dtype": dtype, **settings})
+        assert settings["kv_cache_memory_bytes"] == 2**30
         return self
 
-    def generate(
-        self, requests: list[dict[str, Any]], params: list[dict[str, Any]], use_tqdm: bool
-    ) -> list[Any]:
-        done = []
-        for request, settings in zip(requests, params, strict=True):
+    def enqueue(
+        self, requests: list[Any], params: list[Any], lora_request: None, use_tqdm: bool
+    ) -> None:
+        for number, (request, settings) in enumerate(zip(requests, params, strict=True)):
             ids = torch.tensor([request["prompt_token_ids"]])
             torch.manual_seed(settings["seed"])
             sampling = {"do_sample": True, "temperature": settings["temperature"]}
@@ -312,26 +320,50 @@ class StandInVllm:
                 **(sampling if settings["temperature"] else {"do_sample": False}),
             )  # fmt: skip
             tokens = tuple(output[0, ids.size(1) :].tolist())
-            done.append(SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens)]))
-        return done
+            self.finished.append(
+                SimpleNamespace(request_id=str(number), outputs=[SimpleNamespace(token_ids=tokens)])
+            )
+        self.finished.sort(key=lambda output: len(output.outputs[0].token_ids), reverse=True)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.finished)
+
+    def step(self) -> list[Any]:
+        if self.left == 0:
+            raise EngineDeadError
+        self.left -= 1
+        return [self.finished.pop()]
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        exceptions = SimpleNamespace(EngineDeadError=EngineDeadError)
+        modules = {"vllm": self, "vllm.v1.engine.exceptions": exceptions}
+        patch.setattr(generators, "import_module", modules.__getitem__)
+        patch.setattr("sologrpo.config.evaluation.find_spec", lambda name: name)
+        patch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
 
 
-def test_vllm_gives_the_same_records(
+@pytest.mark.parametrize("steps", [5, 9])
+def test_vllm_gives_the_same_records_and_dies_without_losing_them(
     tmp_path: Path, tiny_llama: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, steps: int,
 ) -> None:  # fmt: skip
-    stand_in = StandInVllm()
-    monkeypatch.setitem(sys.modules, "vllm", stand_in)  # type: ignore[misc]
-    monkeypatch.setattr("sologrpo.config.evaluation.find_spec", lambda name: name)
-    monkeypatch.setattr(generators, "PROMPTS_PER_CALL", 4)
-    written = []
-    for engine in ("transformers", "vllm"):
-        settings = parse(tiny_llama, tmp_path / engine, "--engine", engine, "--num_samples", "2")
-        records, results = evaluate(model, tokenizer, prompts(6), settings)
-        assert results["settings"]["engine"] == engine
-        written.append([record.model_copy(update={"samples": ()}) for record in records])
+    def run(engine: str, output: str, stand_in: StandInVllm, *more: str) -> Evaluated:
+        stand_in.install(monkeypatch)
+        options = ("--engine", engine, "--num_samples", "2", *more)
+        settings = parse(tiny_llama, tmp_path / output, *options)
+        return evaluate(model, tokenizer, prompts(6), settings)
+
+    whole = StandInVllm()
+    ours, vllm = run("transformers", "ours", whole), run("vllm", "vllm", whole)
+    assert vllm.results["settings"]["engine"] == "vllm"
+    written = [[r.model_copy(update={"samples": ()}) for r in e.records] for e in (ours, vllm)]
     assert written[0] == written[1]
-    assert [params["temperature"] for params in stand_in.params] == [0.0] * 6 + [1.0] * 12
-    assert stand_in.loaded[0]["dtype"] == "float32"
-    seeds = [params["seed"] for params in stand_in.params[6:]]
+    assert [params["temperature"] for params in whole.params] == [0.0] * 6 + [1.0] * 12
+    seeds = [params["seed"] for params in whole.params[6:]]
     assert len(set(seeds)) == len(seeds)
+
+    with pytest.raises(RunError, match=r"has ended: what it answered is kept: .* --resume"):
+        run("vllm", "killed", StandInVllm(steps))
+    resumed = StandInVllm()
+    assert run("vllm", "killed", resumed, "--resume").records == vllm.records
+    assert len(resumed.params) == 18 - steps

@@ -22,6 +22,7 @@ from trl import ModelConfig
 
 from hub_stand_in import HubStandIn
 from scripts import Printed, exit_code, last_line, printed_by
+from sologrpo.config import export as export_arguments
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
 from sologrpo.data.dataset import load_train_and_validation
 from sologrpo.errors import InputError
@@ -275,7 +276,14 @@ def test_push_of_the_adapter(export: Export, run: Path, hub: HubStandIn) -> None
         (["runs/x"], "unexpected 'runs/x': write an option before it"),
         (["--what", "merged"], "--what: add --push_to_hub NAME"),
         (["--private", "--dry_run"], "--dry_run and --private: add --push_to_hub NAME"),
-        (["--push_to_hub", "mine", "--what", "gguf"], "invalid choice: 'gguf'"),
+        (["--push_to_hub", "mine", "--what", "awq"], "invalid choice: 'awq'"),
+        (
+            ["--push_to_hub", "mine", "--what", "gguf"],
+            "choose the type of the GGUF file: --gguf f32",
+        ),
+        (["--save_gguf", "x"], "choose the type of the GGUF file: --gguf f32"),
+        (["--gguf", "q4_k_m"], "invalid choice: 'q4_k_m'"),
+        (["--save_merged", "x", "--save_gguf", "x", "--gguf", "f16"], "need two different folders"),
         (
             ["--save_merged", "x", "--parity_problems", "0"],
             "parity_problems: 0; expected greater than",
@@ -365,3 +373,12 @@ def test_problems_are_those_held_out_of_the_training(run: Path, tmp_path: Path) 
     _, held_out = load_train_and_validation(settings.data, tokenizer, seed)
     assert held_out is not None
     assert export.problems["question"] == held_out["question"]
+
+
+def test_gguf_without_its_packages_is_refused_at_once(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_arguments, "GGUF_MODULES", ("gone", "torch", "gone_too"))
+    message = "--gguf needs gone and gone_too: pip install 'sologrpo[gguf]'"
+    with pytest.raises(InputError, match=re.escape(message)):
+        settings_of(run, "--gguf", "f16")

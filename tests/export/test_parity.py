@@ -13,8 +13,10 @@ from transformers import PreTrainedModel
 from trl import ModelConfig
 
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
+from sologrpo.console import Terminal
 from sologrpo.data.dataset import build_prompts
 from sologrpo.errors import InputError
+from sologrpo.export import parity
 from sologrpo.export.parity import Gap, ParityCheck, coarse_kl, parity_failure
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.merging import dequantize, merge_adapter, save_merged
@@ -91,13 +93,15 @@ def trained(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Evalu
     folder = tmp_path_factory.mktemp("adapter")
     get_peft_model(load_base_model(model), config).save_pretrained(str(folder))
     arguments = ["--model", str(tiny_llama), "--adapter", str(folder)]
-    settings = parse_evaluation([*arguments, "--max_completion_length", "12"])
+    arguments += ["--max_completion_length", "12", "--parity_problems", "4"]
+    settings = parse_evaluation(arguments)
     return replace(settings, model=model, trained_in_4bit=True)
 
 
 def check_on(trained: EvaluationSettings) -> ParityCheck:
     tokenizer = load_tokenizer(str(trained.model.model_name_or_path))
-    return ParityCheck(trained, build_prompts(Dataset.from_list(rows(4)), trained.data, tokenizer))
+    problems = build_prompts(Dataset.from_list(rows(20)), trained.data, tokenizer)
+    return ParityCheck(trained, problems, 1, Terminal())
 
 
 def save(trained: EvaluationSettings, folder: Path, in_4bit: bool, adapter: bool = True) -> Path:
@@ -152,3 +156,64 @@ def test_model_with_another_chat_template_is_refused(
     template.write_text("Q: " + template.read_text(encoding="utf-8"), encoding="utf-8")
     with pytest.raises(InputError, match=r"tokenizer or chat template is not the trained model's"):
         check_on(trained).measure("model", folder)
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(1e-9, 8), (1e9, 20)])
+def test_the_speed_of_the_machine_decides_on_the_number_of_problems(
+    trained: EvaluationSettings,
+    seconds: float,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(parity, "SECONDS", seconds)
+    by_speed = replace(trained, export=replace(trained.export, parity_problems=None))
+    check_on(by_speed)
+    assert f"compare   on {count} training problems, about" in capfd.readouterr().out
+
+
+def test_log_probs_are_those_of_each_row_alone(tiny_llama: Path) -> None:
+    model = load_base_model(ModelConfig(model_name_or_path=str(tiny_llama), dtype="float32"))
+    same = list(range(3, 40))
+    rows = [([*same, 7, 8], [9, 10, 11]), ([*same, 12], [13]), ([*same, 14, 15, 16], [17, 18])]
+    for (prompt, answer), found in zip(rows, parity._each_log_probs(model, rows), strict=True):
+        logits = model(input_ids=torch.tensor([prompt + answer])).logits[0].detach()
+        expected = logits[len(prompt) - 1 : -1].log_softmax(-1)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+class LlamaStandIn:
+    """Lists what llama.cpp would, with a model of transformers."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    def likeliest(self, prompt: list[int], count: int) -> dict[int, float]:
+        logits = self._model(input_ids=torch.tensor([prompt])).logits[0, -1].detach()
+        best = logits.log_softmax(-1).topk(count)
+        return dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+
+def test_llama_scores_as_transformers_do(tiny_llama: Path) -> None:
+    model = load_base_model(ModelConfig(model_name_or_path=str(tiny_llama), dtype="float32"))
+    prompt, tokens = list(range(3, 20)), [5, 9, 7, 40]
+    (log_probs_TV,) = parity._each_log_probs(model, [(prompt, tokens)])
+    top = (0.8 * log_probs_TV).log_softmax(-1).topk(8)  # of another model
+    answer = parity._Answer(prompt, tokens, top.values, top.indices.int(), top.values[:, 0])
+    found = parity._distances_in_llama(LlamaStandIn(model), answer)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, parity._distances(log_probs_TV, answer), atol=1e-4, rtol=1e-3)
+
+
+def test_a_model_with_other_likeliest_tokens_is_far(tiny_llama: Path) -> None:
+    """Tokens that llama.cpp does not list must not count as the same rest of the probability."""
+    answer = parity._Answer(
+        [1], [2], torch.tensor([[0.9, 0.05]]).log(), torch.tensor([[2, 3]]), torch.tensor([0.1])
+    )
+
+    class Other:
+        def likeliest(self, prompt: list[int], count: int) -> dict[int, float]:
+            return {7: math.log(0.9), 8: math.log(0.05)}
+
+    kl_T, same_T = parity._distances_in_llama(Other(), answer)  # type: ignore[arg-type]
+    assert kl_T.item() > 2
+    assert same_T.item() == 0

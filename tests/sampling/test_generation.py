@@ -102,7 +102,7 @@ def test_a_batch_that_does_not_fit_is_repeated_in_halves(
     model, tokenizer = load(tiny_llama)
     prompts = ragged_prompts(tokenizer)
     expected = generate_greedily(model, tokenizer, prompts, NEW_TOKENS)
-    original, tried = generation._generate_batch, []
+    original, tried = generation.generate_batch, []
 
     def generate_batch(model: PreTrainedModel, tokenizer: object, ids: list, *args: object) -> list:
         tried.append(len(ids))
@@ -110,7 +110,7 @@ def test_a_batch_that_does_not_fit_is_repeated_in_halves(
             raise MemoryError
         return original(model, tokenizer, ids, *args)
 
-    monkeypatch.setattr(generation, "_generate_batch", generate_batch)
+    monkeypatch.setattr(generation, "generate_batch", generate_batch)
     most = 3
     assert generate_greedily(model, tokenizer, prompts, NEW_TOKENS) == expected  # all of them
     assert tried[:2] == [10, 5]

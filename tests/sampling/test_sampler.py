@@ -14,7 +14,7 @@ import torch
 from peft import PeftModel
 from transformers import GenerationConfig
 
-from sologrpo.errors import InputError
+from sologrpo.errors import InputError, RunError
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.model.merging import merged, merged_bytes
 from sologrpo.sampling import sampler as sampler_module
@@ -372,8 +372,22 @@ def test_batches_are_made_to_fit_into_memory(
 
 
 def test_vllm_without_a_log_prob_of_a_token() -> None:
-    sampled = torch.tensor([[-1.0, math.nan, -9.0]])
-    check_vllm(sampled, torch.tensor([[-1.01, -2.0, -3.0]]), torch.tensor([[1, 1, 0]]))
+    sampled, mask = torch.tensor([[-1.0, math.nan, -9.0]]), torch.tensor([[1, 1, 0]])
+    measured = check_vllm(sampled, torch.tensor([[-1.01, -2.0, -3.0]]), mask)
+    assert measured == pytest.approx({"sampling/kl": 0.01, "sampling/max_gap": 0.01})
+    assert check_vllm(sampled, sampled, mask * 0) == {}  # all completions masked as truncated
+    with pytest.raises(RunError, match="vLLM is nan nats"):
+        check_vllm(sampled, sampled, torch.tensor([[0, 1, 0]]))
+
+
+def test_vllm_is_allowed_what_top_p_adds() -> None:
+    sampled, mask = torch.tensor([[-1.0, -2.0]]), torch.tensor([[1, 1]])
+    off = sampled - 0.25
+    with pytest.raises(RunError, match=r"vLLM is 0\.250 .* at most 0\.2 is"):
+        check_vllm(sampled, off, mask)
+    assert check_vllm(sampled, off, mask, top_p=0.9)["sampling/kl"] == pytest.approx(0.25)
+    with pytest.raises(RunError, match=r"at most 0\.305 is"):
+        check_vllm(sampled, sampled - 0.5, mask, top_p=0.9)
 
 
 @pytest.mark.parametrize(

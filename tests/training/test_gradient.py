@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,12 @@ from trl import GRPOTrainer
 from fixed_rollouts import (
     CONSTANT,
     MIXED,
+    CapturedGradients,
     captured_gradients,
+    completion_ids,
     config,
+    fixed_reward,
+    make_trainer,
     problems,
     relative_gap,
     stock_and_solo,
@@ -241,7 +246,9 @@ UNPACKED = {
     "pixels": {"train_dataset": Dataset.from_dict({"prompt": ["What is this?"], "image": [None]})},
     "tools make a rollout of several turns": {"tools": [len]},
     "FSDP": {"ACCELERATE_USE_FSDP": "true"},
-    "DeepSpeed": {"ACCELERATE_USE_DEEPSPEED": "true"},
+    "ZeRO-3": {"deepspeed_plugin": SimpleNamespace(zero_stage=3)},
+    "fp16": {"deepspeed_plugin": SimpleNamespace(zero_stage=2), "fp16": True},
+    "use_reentrant": {"gradient_checkpointing_kwargs": {"use_reentrant": True}},
 }
 
 
@@ -249,10 +256,36 @@ UNPACKED = {
 def test_what_packing_does_not_cover(
     reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert unpacked_reason(config(tmp_path), {"train_dataset": problems()}) is None
-    (name, value), *_ = UNPACKED[reason].items()
-    given = {name: value} if name in ("train_dataset", "tools") else {}
-    args = config(tmp_path, **({name: value} if name.islower() and not given else {}))
-    if name.isupper():
-        monkeypatch.setenv(name, value)
-    assert reason in str(unpacked_reason(args, given))
+    args, arguments = config(tmp_path), {"train_dataset": problems()}
+    args.deepspeed_plugin = SimpleNamespace(zero_stage=2)
+    assert unpacked_reason(args, arguments) is None
+    args.deepspeed_plugin = None
+    for name, value in UNPACKED[reason].items():
+        if name.isupper():
+            monkeypatch.setenv(name, value)
+        elif name in ("train_dataset", "tools"):
+            arguments[name] = value
+        else:
+            setattr(args, name, value)
+    assert reason in str(unpacked_reason(args, arguments))
+
+
+def test_gradients_are_scaled_once_for_fp16(tiny_llama: Path, tmp_path: Path) -> None:
+    # fp16 itself needs a GPU; its scaler does not.
+    gradients = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0)):
+        captured = CapturedGradients()
+        trainer = make_trainer(
+            SoloGRPOTrainer,
+            tiny_llama,
+            config(tmp_path, train_token_budget=SMALL),
+            fixed_reward("reward", MIXED),
+            callbacks=[captured],
+        )
+        ids = completion_ids(len(MIXED), trainer.processing_class.eos_token_id)
+        trainer._generate_single_turn = lambda *args, ids=ids, **kwargs: (ids, None)
+        trainer.accelerator.scaler = scaler
+        trainer.train()
+        gradients += captured.steps
+    plain, scaled = gradients
+    assert relative_gap({name: g * 1024.0 for name, g in plain.items()}, scaled) < 1e-6

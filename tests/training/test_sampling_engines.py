@@ -11,7 +11,7 @@ from test_metrics import unexplained
 
 from digits import digit_share
 from fixed_rollouts import config, make_trainer
-from sologrpo.errors import InputError
+from sologrpo.errors import InputError, RunError
 from sologrpo.sampling.decoding import Request, generate_fast
 from sologrpo.training.trainer import SoloGRPOTrainer
 
@@ -106,8 +106,11 @@ def test_an_engine_for_a_call_that_it_does_not_cover(tiny_llama: Path, tmp_path:
         trained(tiny_llama, tmp_path, sampling_engine="merged", repetition_penalty=1.1)
 
 
+@pytest.mark.parametrize("is_corrected", [True, False])
 @pytest.mark.parametrize("off", [0.0, 0.5])
-def test_vllm_is_compared_at_the_first_batch(off: float, tiny_llama: Path, tmp_path: Path) -> None:
+def test_vllm_is_compared_with_the_trainer(
+    off: float, is_corrected: bool, tiny_llama: Path, tmp_path: Path
+) -> None:
     """With a stand-in for vLLM that samples with our loop, and is `off` nats away."""
 
     def stand_in(trainer: Any) -> None:
@@ -131,12 +134,17 @@ def test_vllm_is_compared_at_the_first_batch(off: float, tiny_llama: Path, tmp_p
         trainer.use_vllm, trainer._last_loaded_step = True, -1
         trainer.vllm_generation = SimpleNamespace(generate=generate, sync_weights=lambda: None)
 
+    correction = {"vllm_importance_sampling_correction": is_corrected}
     if off:
-        with pytest.raises(InputError, match=r"vLLM is 0\.5.. nats per token off .* use_vllm"):
-            trained(tiny_llama, tmp_path, stand_in)
+        with pytest.raises(RunError, match=r"vLLM is 0\.5.. nats per token off .* use_vllm"):
+            trained(tiny_llama, tmp_path, stand_in, **correction)
     else:
-        trainer, (batch,) = trained(tiny_llama, tmp_path, stand_in)
-        assert trainer._rollout._vllm_is_checked
+        trainer, (batch,) = trained(tiny_llama, tmp_path, stand_in, **correction)
+        logs = trainer.state.log_history[0]
+        assert 0 < abs(logs["sampling/kl"]) < logs["sampling/max_gap"] < 1e-4
+        assert unexplained([logs]) == set()
+        if not is_corrected:
+            return
         # TRL itself corrects for vLLM, with its own old log-probs.
         torch.testing.assert_close(
             batch["old_per_token_logps"] * batch["completion_mask"],
@@ -150,6 +158,10 @@ def test_vllm_is_compared_at_the_first_batch(off: float, tiny_llama: Path, tmp_p
         ({"sampling_engine": "fast"}, "sampling_engine: 'fast'; expected 'auto', 'adapter'"),
         ({"sampling_token_budget": 0}, "sampling_token_budget: 0; expected greater than"),
         ({"sampling_engine": "merged", "use_vllm": True}, "both choose the engine"),
+        ({"use_vllm": True, "top_k": 50}, "use_vllm with top_k 50: vLLM's log-probs"),
+        ({"use_vllm": True, "min_p": 0.1}, "use_vllm with min_p 0.1"),
+        ({"use_vllm": True, "repetition_penalty": 1.1}, "use_vllm with repetition_penalty 1.1"),
+        ({"use_vllm": True, "vllm_tensor_parallel_size": 2}, "1 processes cannot be divided"),
         ({"use_transformers_continuous_batching": True}, "to bf16 permanently: leave it out"),
     ],
 )

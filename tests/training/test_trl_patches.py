@@ -10,6 +10,8 @@ import torch
 import trl
 import trl.trainer.utils as trl_utils
 from trl import GRPOTrainer
+from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
 
 from sologrpo.training import trl_patches
 from sologrpo.training.trl_patches import replaced
@@ -58,6 +60,27 @@ RELIED_ON: dict[Any, tuple[str, ...]] = {
         "self.vllm_generation.sync_weights()",
         "self._last_loaded_step = self.state.global_step",
     ),
+    GRPOTrainer.__init__: (
+        "self.vllm_generation = VLLMGeneration(",
+        'self.vllm_generation.vllm_client.get_server_info()["model_config"]["logprobs_mode"]',
+    ),
+    VLLMClient.__init__: ('self.model = self._get(f"{self.base_url}/v1/models")["data"][0]["id"]',),
+    VLLMClient.generate: (
+        '"model": self.model,',
+        'self._post(f"{self.base_url}/v1/completions", json=payload)["choices"]',
+    ),
+    VLLMGeneration._init_vllm: (
+        "self.vllm_client = VLLMClient(",
+        "self.vllm_client.init_communicator(device=accelerator.device)",
+        "self.llm = LLM(",
+        "self.llm.sleep(level=2)",
+        "self._llm_weights_sleeping = self.enable_sleep_mode",
+    ),
+    VLLMGeneration.generate: (
+        'if self.mode == "colocate" and self.enable_sleep_mode and self._llm_weights_sleeping:',
+        'self.llm.wake_up(tags=["kv_cache"])',
+        "self.llm.generate(vllm_prompts, sampling_params=sampling_params, use_tqdm=False)",
+    ),
     GRPOTrainer.log: ('mode = "train" if self.model.training else "eval"',),
     trl_utils: ("compact = _use_triton(hidden_states.device)",),
 }
@@ -67,7 +90,9 @@ def test_trl_is_of_the_tested_series() -> None:
     assert trl.__version__.split(".")[:2] == ["1", "16"], "run the parity tests, then widen"
 
 
-@pytest.mark.parametrize("holder", RELIED_ON, ids=lambda holder: holder.__name__)
+@pytest.mark.parametrize(
+    "holder", RELIED_ON, ids=lambda holder: getattr(holder, "__qualname__", "trl")
+)
 def test_trl_still_has_the_lines_that_we_rely_on(holder: Any) -> None:
     source = inspect.getsource(holder)
     for line in RELIED_ON[holder]:

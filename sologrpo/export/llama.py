@@ -1,0 +1,137 @@
+"""llama.cpp: run a GGUF file, for its tokens and log-probabilities.
+
+It runs in a separate process, because a damaged file can make it abort.
+"""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+from urllib.request import ProxyHandler, Request, build_opener
+
+import torch
+
+from sologrpo.errors import InputError
+
+SERVER = Path(__file__).with_name("llama_server.py")
+_ERROR = re.compile(r"^\S+ E [^:]+: (?:error loading model: )?(.+)$", re.MULTILINE)
+_TIMEOUT = 600  # seconds for one completion, on a slow machine
+
+
+@contextmanager
+def running_llama(file: Path, context: int) -> Iterator["Llama"]:
+    """Load a GGUF file in llama.cpp, and run it until the context ends.
+
+    Args:
+        file: to run.
+        context: tokens of the longest prompt with its completion.
+
+    Raises:
+        InputError: if llama.cpp cannot load the file.
+
+    Example::
+
+        with running_llama(Path("model-f16.gguf"), context=1024) as llama:
+            ids = llama.tokenize("1, 2, 3,")
+            print(llama.complete(ids, 8), llama.likeliest(ids, 3))
+    """
+    # -P: the modules of this folder must not replace those that llama.cpp's bindings import.
+    command = [sys.executable, "-P", str(SERVER), str(file), str(context)]
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
+        subprocess.Popen(
+            [*command, str(torch.get_num_threads())],
+            stdin=subprocess.PIPE,  # closed if this process ends, which ends the other
+            stdout=subprocess.PIPE,
+            stderr=log,
+            encoding="utf-8",
+            # Threads that wait by spinning took six times as long on a busy machine (docs/LOG.md).
+            env=os.environ | {"OMP_WAIT_POLICY": "passive"},
+        ) as process,
+    ):
+        try:
+            yield Llama(file, process, log)
+        finally:
+            process.kill()
+
+
+class Llama:
+    """A GGUF file that llama.cpp has loaded; see `running_llama`.
+
+    Args:
+        file: of the model.
+        process: that runs it.
+        log: what the process writes to stderr.
+
+    Raises:
+        InputError: if llama.cpp cannot load the file, or ends while it runs it.
+    """
+
+    def __init__(self, file: Path, process: subprocess.Popen[str], log: IO[str]) -> None:
+        self.file, self._process, self._log = file, process, log
+        self._open = build_opener(ProxyHandler({})).open  # a proxy does not reach this machine
+        assert process.stdout is not None
+        words = process.stdout.readline().split()
+        if not words:
+            raise self._failure(f"it ended with code {process.wait()}")
+        self._address, self._key = words
+        self._plain = self.tokenize("a")[-1]
+
+    def tokenize(self, text: str) -> list[int]:
+        """Tokenize a prompt as llama.cpp and Ollama do, special tokens included."""
+        asked = {"content": text, "add_special": True, "parse_special": True}
+        ids: list[int] = self._post("/tokenize", asked)["tokens"]
+        return ids
+
+    def complete(self, prompt: Sequence[int], limit: int) -> list[int]:
+        """Complete a prompt greedily; return the tokens, of which an end token is the last one.
+
+        Args:
+            prompt: token ids.
+            limit: most tokens to generate.
+        """
+        asked = {"n_predict": limit, "return_tokens": True, "repeat_penalty": 1.0}
+        tokens: list[int] = self._complete(prompt, asked)["tokens"]
+        return tokens
+
+    def likeliest(self, prompt: Sequence[int], count: int) -> dict[int, float]:
+        """Find the likeliest next tokens; return their log-probabilities in descending order.
+
+        Args:
+            prompt: token ids.
+            count: number of tokens.
+        """
+        # The server lists nothing with a token whose bytes are not complete characters, so it is
+        # made to choose another one. The log-probabilities are those before that choice.
+        asked = {"n_predict": 1, "n_probs": count, "logit_bias": [[self._plain, 1e6]]}
+        (place,) = self._complete(prompt, asked)["completion_probabilities"]
+        return {token["id"]: _number(token["logprob"]) for token in place["top_logprobs"]}
+
+    def _complete(self, prompt: Sequence[int], asked: dict[str, Any]) -> Any:
+        return self._post("/completion", asked | {"prompt": list(prompt), "temperature": 0.0})
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._key}"}
+        request = Request(self._address + path, json.dumps(body).encode(), headers)
+        try:
+            with self._open(request, timeout=_TIMEOUT) as response:
+                return json.load(response)
+        except OSError as error:
+            raise self._failure(str(error)) from error
+
+    def _failure(self, reason: str) -> InputError:
+        """Build the error for a file that llama.cpp does not run; its own words are clearer."""
+        self._log.seek(0)
+        found = _ERROR.search(self._log.read())
+        return InputError(f"llama.cpp cannot run {self.file}: {found[1] if found else reason}")
+
+
+def _number(log_prob: float | None) -> float:
+    return math.nan if log_prob is None else log_prob  # JSON has no NaN
