@@ -25,9 +25,9 @@ from sologrpo.data.dataset import describe_lengths, prompt_lengths, render_promp
 from sologrpo.device import describe_device, one_device
 from sologrpo.errors import InputError
 from sologrpo.model.loading import dtype_name, pick_dtype
-from sologrpo.model.memory import free_bytes
+from sologrpo.model.memory import CPU_PROCESS, bytes_for_tensors, free_bytes
 from sologrpo.plan.footprint import Footprint, disk_bytes, footprint, free_disk_bytes
-from sologrpo.plan.memory_plan import CPU_PROCESS, MemoryPlan, memory_fix, plan_memory
+from sologrpo.plan.memory_plan import MemoryPlan, memory_fix, plan_memory
 from sologrpo.plan.warnings import suspicious_settings
 from sologrpo.training.run_directory import resolved_config
 
@@ -85,6 +85,7 @@ class _Needs:
     size: Footprint
     memory: MemoryPlan
     free_memory: int
+    free_for_tensors: int
     on_gpu: bool
     disk: int
     free_disk: int
@@ -93,11 +94,6 @@ class _Needs:
     def overhead(self) -> str:
         """Note that a process on a CPU takes more memory than its tensors."""
         return "" if self.on_gpu else f" (the process up to {CPU_PROCESS} times that)"
-
-    @property
-    def free_for_tensors(self) -> int:
-        """Bytes of the free memory that tensors can take."""
-        return self.free_memory if self.on_gpu else int(self.free_memory / CPU_PROCESS)
 
 
 def _compute_needs(
@@ -112,12 +108,15 @@ def _compute_needs(
         )
     device = torch.device(one_device())
     on_gpu = device.type == "cuda"
+    free = free_bytes(device)
+    for_tensors = bytes_for_tensors(device, free)
     return _Needs(
         steps=steps,
         longest_prompt=longest,
         size=size,
-        memory=plan_memory(size, args, lengths, on_gpu=on_gpu),
-        free_memory=free_bytes(device),
+        memory=plan_memory(size, args, lengths, for_tensors, on_gpu=on_gpu),
+        free_memory=free,
+        free_for_tensors=for_tensors,
         on_gpu=on_gpu,
         disk=disk_bytes(args, size, steps),
         free_disk=free_disk_bytes(Path(args.output_dir)),

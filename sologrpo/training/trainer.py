@@ -135,10 +135,10 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         keep_trainable_in_fp32(self.model)
         self._outcome = find_outcome(self.reward_func_names, config.outcome_reward)
         self._scorer = PackedScorer(
-            config,
-            self.accelerator.unwrap_model(self.model).config.get_text_config(),
-            self.accelerator,
+            config, self.accelerator.unwrap_model(self.model), self.accelerator
         )
+        if self.is_packed:
+            self._scorer.fit_to_memory()
         self._loss = PackedLoss(
             self._scorer, self.accelerator, self.loss_type, self._loss_of_scores
         )
@@ -327,8 +327,8 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     @property
     def train_token_budget(self) -> int:
-        """Tokens of a forward-backward pass; fewer than configured if memory ran out."""
-        return self._scorer.token_budget
+        """Tokens of a forward-backward pass at most; fewer than at first if memory ran out."""
+        return self._scorer.budget.tokens
 
     def compute_loss(
         self,
@@ -353,7 +353,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.meter.count("training", sum(sum(lengths[row]) for row in rows))
         off_sampler = not self._rollout.sampler.is_exact
         value, gradients, logs = self._loss.gradients(model, inputs, rows, off_sampler)
-        self._log_micro_batches(logs)
+        self._log_micro_batches(logs, sum(map(sum, lengths)))
         self._nonfinite.check(gradients, inputs, value, self.state.global_step + 1)
         return self._loss.of_gradients(model, value, gradients)
 
@@ -364,10 +364,13 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             loss: torch.Tensor = self._compute_loss(model, batch)
         return loss, {name: value for name, (value,) in logged.items()}
 
-    def _log_micro_batches(self, logs: list[MicroBatchLog]) -> None:
-        """Log what all processes trained on in this optimizer step."""
+    def _log_micro_batches(self, logs: list[MicroBatchLog], tokens: int) -> None:
+        """Log what all processes trained on in this optimizer step, of this many tokens of rows."""
         logs = gather_object(logs)
         metrics = self._metrics["train"]
+        computed = sum(log.computed for log in logs)
+        metrics["tokens/computed"].append(float(computed))
+        metrics["tokens/saved"].append(float(sum(gather_object([tokens])) - computed))
         metrics["trained_completions"].append(float(sum(log.rows for log in logs)))
         for name, value in metrics_of_one_batch(logs).items():
             metrics[name].append(value)
