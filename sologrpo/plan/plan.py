@@ -149,7 +149,8 @@ def _plan_lines(
         ("memory", f"about {gibibytes(peak)}{needs.overhead}, {gibibytes(needs.free_memory)} free: "
                    f"weights and adapter {gibibytes(memory.held)}, "
                    f"sampling {gibibytes(memory.merged + memory.cache)}, "
-                   f"training {gibibytes(memory.training)}"),
+                   f"training {gibibytes(memory.training)} in passes of up to "
+                   f"{memory.trained_tokens:,} tokens"),
         ("run", f"{needs.steps} optimizer steps, {completions:,} completions, "
                 f"at most {tokens:,} tokens, {args.output_dir}"),
         ("disk", f"{gibibytes(needs.disk)} of {gibibytes(needs.free_disk)} free"),
