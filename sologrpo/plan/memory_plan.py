@@ -32,7 +32,8 @@ class MemoryPlan:
         merged: copy of the weights for sampling; not made where it does not fit.
         cache: keys, values and logits of all completions of a generation batch, which is sampled
             in several batches where they do not fit.
-        trained_tokens: tokens of the largest forward-backward pass.
+        step_tokens: tokens that the passes of an optimizer step compute.
+        trained_tokens: tokens of the largest of these passes.
         activations: kept by the layers for the backward pass.
         layer: added by the backward pass of one layer.
         logits: added by the backward pass of the LM head, which comes before those of the layers.
@@ -42,6 +43,7 @@ class MemoryPlan:
     adapter: int
     merged: int
     cache: int
+    step_tokens: int
     trained_tokens: int
     activations: int
     layer: int
@@ -80,6 +82,7 @@ def plan_memory(
     prompt_lengths: Sequence[int],
     free: int,
     *,
+    root_T: int = 0,
     on_gpu: bool,
 ) -> MemoryPlan:
     """Estimate memory for the longest prompts and completions that can occur.
@@ -89,6 +92,7 @@ def plan_memory(
         args: of the trainer.
         prompt_lengths: tokens of each prompt.
         free: bytes that tensors can take.
+        root_T: tokens that all prompts begin with.
         on_gpu: whether the run trains on a GPU, where Triton's kernels run.
     """
     prompt_T, completion_T = max(prompt_lengths), args.max_completion_length
@@ -96,7 +100,8 @@ def plan_memory(
     token = size.token_bytes(bool(args.gradient_checkpointing))
     left = free - size.weights_bytes - size.adapter_bytes
     budget = args.train_token_budget or max(1, token.fitting(FREE_SHARE * left))
-    tokens = _largest_pass(args, prompt_T, completion_T, budget, on_gpu)
+    passes = _passes(args, prompt_T, root_T, budget, on_gpu)
+    tokens = max(passes)
     # Attention over prompts that are not shared takes a mask, which every layer converts.
     mask = 0 if args.share_prompts else tokens**2 * size.number_bytes
     masks = 0 if args.gradient_checkpointing else size.layers
@@ -111,6 +116,7 @@ def plan_memory(
         merged=size.merged_bytes,
         cache=sampled
         * ((prompt_T + completion_T) * size.sampled_token_bytes + size.vocabulary * LOGIT_BYTES),
+        step_tokens=sum(passes),
         trained_tokens=tokens,
         activations=tokens * token.kept + masks * mask,
         layer=tokens * token.passing + mask,
@@ -118,17 +124,21 @@ def plan_memory(
     )
 
 
-def _largest_pass(
-    args: SoloGRPOConfig, prompt_T: int, completion_T: int, budget: int, on_gpu: bool
-) -> int:
-    """Count the most tokens of a pass, for prompts that begin differently."""
+def _passes(
+    args: SoloGRPOConfig, prompt_T: int, root_T: int, budget: int, on_gpu: bool
+) -> list[int]:
+    """Count the tokens of each pass of an optimizer step in which all rows are the longest."""
     every = range(args.per_device_train_batch_size * args.gradient_accumulation_steps)
-    prompts = [row // args.num_generations if args.share_prompts else row for row in every]
-    rows = Rows(prompts, [prompt_T] * len(every), [completion_T] * len(every))
+    rows = Rows(
+        [row // args.num_generations if args.share_prompts else row for row in every],
+        [prompt_T] * len(every),
+        [args.max_completion_length] * len(every),
+        root_T if args.share_prompts else 0,
+    )
     if args.train_token_budget is None:
         pass_tokens = PASS_TOKENS_ON_GPU if on_gpu else PASS_TOKENS_ON_CPU
         budget = rows.best_budget(every, budget, pass_tokens)
-    return max(map(rows.tokens, rows.packed(every, budget)))
+    return list(map(rows.tokens, rows.packed(every, budget)))
 
 
 def memory_fix(plan: MemoryPlan, free: int, args: SoloGRPOConfig, four_bit: bool) -> str | None:

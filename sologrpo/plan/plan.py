@@ -21,7 +21,7 @@ from sologrpo.config.schedule import (
     optimizer_steps,
 )
 from sologrpo.console import gibibytes, print_line, print_warning
-from sologrpo.data.dataset import describe_lengths, prompt_lengths, render_prompt
+from sologrpo.data.dataset import describe_lengths, prompt_token_ids, render_prompt
 from sologrpo.device import describe_device, one_device
 from sologrpo.errors import InputError
 from sologrpo.model.loading import dtype_name, pick_dtype
@@ -29,6 +29,7 @@ from sologrpo.model.memory import CPU_PROCESS, bytes_for_tensors, free_bytes
 from sologrpo.plan.footprint import Footprint, disk_bytes, footprint, free_disk_bytes
 from sologrpo.plan.memory_plan import MemoryPlan, memory_fix, plan_memory
 from sologrpo.plan.warnings import suspicious_settings
+from sologrpo.training.packing import root_length
 from sologrpo.training.run_directory import resolved_config
 
 
@@ -60,8 +61,9 @@ def print_plan(
     """
     check_fills_a_batch(args, len(train_dataset))
     steps = optimizer_steps(args, len(train_dataset))
-    lengths = prompt_lengths(train_dataset, tokenizer)
-    needs = _compute_needs(args, footprint(policy, model), lengths, steps)
+    prompts = prompt_token_ids(train_dataset["prompt"], tokenizer)
+    lengths = list(map(len, prompts))
+    needs = _compute_needs(args, footprint(policy, model), lengths, root_length(prompts), steps)
     for name, text in _plan_lines(run, args, model, lengths, needs):
         print_line(console, f"{name:<8} {text}")
     for text in (
@@ -97,7 +99,7 @@ class _Needs:
 
 
 def _compute_needs(
-    args: SoloGRPOConfig, size: Footprint, lengths: Sequence[int], steps: int
+    args: SoloGRPOConfig, size: Footprint, lengths: Sequence[int], root_T: int, steps: int
 ) -> _Needs:
     """Compute the needs of a run; refuse a prompt that is longer than the model's context."""
     longest = max(lengths)
@@ -114,7 +116,7 @@ def _compute_needs(
         steps=steps,
         longest_prompt=longest,
         size=size,
-        memory=plan_memory(size, args, lengths, for_tensors, on_gpu=on_gpu),
+        memory=plan_memory(size, args, lengths, for_tensors, root_T=root_T, on_gpu=on_gpu),
         free_memory=free,
         free_for_tensors=for_tensors,
         on_gpu=on_gpu,
@@ -136,6 +138,9 @@ def _plan_lines(
     peak = memory.peak(needs.free_memory)
     completions = math.ceil(needs.steps / args.num_iterations) * completions_of_a_step(args)
     tokens = completions * args.max_completion_length
+    rows = completions_of_a_step(args) // args.world_size
+    row_tokens = rows * (needs.longest_prompt + args.max_completion_length)
+    shared = f"of {row_tokens:,} in the rows of a step, {memory.step_tokens:,} are computed"
     return [
         ("device", f"{describe_device()}, {dtype_name(pick_dtype(model.dtype))}"),
         ("model", f"{model.model_name_or_path}, {size.total / 1e6:,.0f}M parameters, {quantised}, "
@@ -146,6 +151,8 @@ def _plan_lines(
         ("data", f"{run.dataset_name}: {len(lengths)} prompts, {describe_lengths(lengths)}"),
         ("rewards", ", ".join(str(reward) for reward in run.rewards)),
         ("batch", batch_arithmetic(args)),
+        *([("tokens", f"{shared}: what prompts share once in a pass")] if run.trainer == "solo"
+          else []),
         ("memory", f"about {gibibytes(peak)}{needs.overhead}, {gibibytes(needs.free_memory)} free: "
                    f"weights and adapter {gibibytes(memory.held)}, "
                    f"sampling {gibibytes(memory.merged + memory.cache)}, "

@@ -1,4 +1,4 @@
-"""How much of the device's speed the training passes use."""
+"""Measure the share of the device's speed that the training passes use."""
 
 import time
 from functools import cache

@@ -1,6 +1,5 @@
 """The operations of a pass are counted as PyTorch counts them."""
 
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
