@@ -13,7 +13,6 @@ Shapes: B rows, T tokens, N places of the sequence, H heads of keys and values, 
 for each of them, D width of a head.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,7 +25,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from sologrpo.training.packing import Batch, prompts_of, root_length
 
-MANY_KEYS = 256  # from here on the kernel is faster in bf16 than in fp32, on a CPU that has bf16
+# Of fewer keys, the kernel's backward pass takes longer in bf16 than in fp32.
+MANY_KEYS = 256
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -44,53 +44,6 @@ class Branch:
     def completions(self) -> list[slice]:
         """The places of each completion."""
         return list(map(slice, [self.stem_end, *self.ends[:-1]], self.ends))
-
-
-@dataclass(frozen=True)
-class Segments:
-    """Segments of the sequence, padded to the longest.
-
-    Attributes:
-        places: (S, T) of S segments; beyond the end of one, its last place again.
-        mask: (S, T), false there.
-    """
-
-    places: torch.Tensor
-    mask: torch.Tensor
-
-    @classmethod
-    def of(cls, segments: list[slice]) -> "Segments":
-        """Lay out segments.
-
-        Args:
-            segments: the longest first.
-        """
-        T = torch.arange(_length(segments[0]))
-        starts = torch.tensor([[segment.start] for segment in segments])
-        lengths = torch.tensor([[_length(segment)] for segment in segments])
-        return cls(starts + T.minimum(lengths - 1), lengths > T)
-
-    def take(self, values: torch.Tensor) -> torch.Tensor:
-        """Take the values of the segments, in fp32, 0 beyond the end of one.
-
-        Args:
-            values: (H, Q, N, D).
-
-        Returns:
-            (S * H, Q, T, D).
-        """
-        taken_HQSTD = values[:, :, self.places].float() * self.mask[..., None]
-        return taken_HQSTD.permute(2, 0, 1, 3, 4).flatten(0, 1)
-
-    def put(self, values: torch.Tensor, into: torch.Tensor) -> None:
-        """Add the values of the segments to those of the sequence.
-
-        Args:
-            values: (S * H, Q, T, D).
-            into: (H, Q, N, D).
-        """
-        values_HQSTD = values.view(-1, into.size(0), *values.shape[1:]).permute(1, 2, 0, 3, 4)
-        into[:, :, self.places[self.mask]] += values_HQSTD[:, :, self.mask]
 
 
 @dataclass(frozen=True)
@@ -178,29 +131,15 @@ class TokenTree:
         return values_BT.view(self.shape)
 
     @cached_property
-    def above(self) -> list[tuple[slice, slice]]:
-        """List which places attend to all of which others: (queries, keys)."""
-        pairs = [(slice(self.root, self.input_ids.size(1)), slice(0, self.root))]
+    def parts(self) -> list[tuple[slice, slice, bool]]:
+        """List which places attend to which: (queries, keys, causal), every pair of them once."""
+        size, root = self.input_ids.size(1), slice(0, self.root)
+        parts = [(root, root, True), (slice(self.root, size), root, False)]
         for branch in self.branches:
-            completions = slice(branch.stem_end, branch.ends[-1])
-            pairs.append((completions, slice(branch.start, branch.stem_end)))
-        return [pair for pair in pairs if pair[1].start < pair[1].stop]
-
-    @cached_property
-    def segments(self) -> list["Segments"]:
-        """Root, stems and completions, each of which attends to itself, those alike together."""
-        every = [slice(0, self.root)]
-        for branch in self.branches:
-            every += [slice(branch.start, branch.stem_end), *branch.completions]
-        every = sorted(every, key=_length, reverse=True)
-        alike: list[list[slice]] = []
-        for segment in every:
-            if not _length(segment):
-                continue
-            if not alike or 2 * _length(segment) <= _length(alike[-1][0]):
-                alike.append([])
-            alike[-1].append(segment)
-        return list(map(Segments.of, alike))
+            stem = slice(branch.start, branch.stem_end)
+            parts += [(stem, stem, True), (slice(branch.stem_end, branch.ends[-1]), stem, False)]
+            parts += [(places, places, True) for places in branch.completions]
+        return [part for part in parts if part[1].start < part[1].stop]
 
     @cached_property
     def block_mask(self) -> BlockMask:
@@ -224,26 +163,23 @@ class _TreeAttention(torch.autograd.Function):
 
     The kernel's backward pass for one part, given the merged output and log-sum-exps, returns that
     part's share of the gradients, as in ring attention (Liu et al. 2023).
-
-    Parts of few keys are computed in fp32: the kernel's backward pass takes longer in bf16 there.
     """
 
     @staticmethod
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tree: TokenTree, scale: float
     ) -> torch.Tensor:
-        out, lse = torch.zeros(q.shape), torch.zeros(*q.shape[:-1], 1)
-        for segments in tree.segments:  # every place is in one
-            one, its_lse = _FORWARD(*_wide(map(segments.take, (q, k, v))), 0.0, True, scale=scale)
-            segments.put(one, out)
-            segments.put(its_lse[..., None], lse)
-        for queries, keys in tree.above:
-            parts = _sliced(keys, (q, queries), (k, keys), (v, keys))
-            one, its_lse = _FORWARD(*_wide(parts), 0.0, False, scale=scale)
-            before, its_lse = lse[:, :, queries], its_lse[..., None]
-            merged = torch.logaddexp(before, its_lse)
-            out[:, :, queries] *= (before - merged).exp()
-            out[:, :, queries] += one * (its_lse - merged).exp()
+        out = torch.zeros(q.shape, dtype=torch.float32)
+        lse = torch.full(q.shape[:-1], -torch.inf)
+        precise = [x.float() for x in (q, k, v)]
+        for queries, keys, causal in tree.parts:
+            q_, k_, v_ = (q, k, v) if _is_large(keys, causal) else precise
+            one, its_lse = _FORWARD(
+                q_[:, :, queries], k_[:, :, keys], v_[:, :, keys], 0.0, causal, scale=scale
+            )
+            before, merged = lse[:, :, queries], torch.logaddexp(lse[:, :, queries], its_lse)
+            out[:, :, queries] *= (before - merged).exp()[..., None]
+            out[:, :, queries] += one * (its_lse - merged).exp()[..., None]
             lse[:, :, queries] = merged
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
@@ -253,42 +189,22 @@ class _TreeAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        gradients = [torch.zeros(x.shape) for x in (q, k, v)]
-        for segments in ctx.tree.segments:
-            grad_S, *qkv, out_S, lse_S = map(segments.take, (grad, q, k, v, out, lse))
-            parts = _BACKWARD(grad_S, *_wide(qkv), out_S, lse_S[..., 0], 0.0, True, scale=ctx.scale)
-            for gradient, part in zip(gradients, parts, strict=True):
-                segments.put(_like(part, gradient), gradient)
-        for queries, keys in ctx.tree.above:
-            grad_part, *qkv, out_part = _sliced(
-                keys, (grad, queries), (q, queries), (k, keys), (v, keys), (out, queries)
-            )
+        gradients = [torch.zeros(x.shape, dtype=torch.float32) for x in (q, k, v)]
+        precise = [x.float() for x in (grad, q, k, v, out)]
+        for queries, keys, causal in ctx.tree.parts:
+            large = _is_large(keys, causal)
+            grad_, q_, k_, v_, out_ = (grad, q, k, v, out) if large else precise
             parts = _BACKWARD(
-                grad_part, *_wide(qkv), out_part, lse[:, :, queries, 0], 0.0, False, scale=ctx.scale
-            )
+                grad_[:, :, queries], q_[:, :, queries], k_[:, :, keys], v_[:, :, keys],
+                out_[:, :, queries], lse[:, :, queries], 0.0, causal, scale=ctx.scale,
+            )  # fmt: skip
             for gradient, part, places in zip(gradients, parts, (queries, keys, keys), strict=True):
-                gradient[:, :, places] += _like(part, gradient)
+                gradient[:, :, places] += part
         return *(gradient.to(q.dtype) for gradient in gradients), None, None
 
 
-def _sliced(keys: slice, *values: tuple[torch.Tensor, slice]) -> list[torch.Tensor]:
-    parts = [value[:, :, places] for value, places in values]
-    return parts if _length(keys) >= MANY_KEYS else [part.float() for part in parts]
-
-
-def _wide(qkv: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Give every head of queries the keys and values that its group shares."""
-    q, k, v = qkv
-    return [q, *(x.expand(-1, q.size(1), -1, -1) for x in (k, v))]
-
-
-def _like(part: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Sum over the heads of queries what is the gradient of keys or values that they share."""
-    return part if gradient.size(1) > 1 else part.sum(dim=1, keepdim=True)
-
-
-def _length(places: slice) -> int:
-    return int(places.stop - places.start)
+def _is_large(keys: slice, causal: bool) -> bool:
+    return not causal and keys.stop - keys.start >= MANY_KEYS
 
 
 def _in_parts(
@@ -299,7 +215,7 @@ def _in_parts(
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     H, N, D = key.shape[1:]
     q = query.view(H, -1, N, D)
-    k, v = (x.view(H, 1, N, D) for x in (key, value))
+    k, v = (x.view(H, 1, N, D).expand_as(q) for x in (key, value))
     merged: torch.Tensor = _TreeAttention.apply(q, k, v, tree, scale)  # type: ignore[no-untyped-call]
     return merged.view(query.shape)
 

@@ -123,8 +123,8 @@ def test_a_part_that_is_left_out_would_be_found(model: PreTrainedModel) -> None:
 
     class Damaged(TokenTree):
         @property
-        def above(self) -> Any:  # type: ignore[override]
-            return super().above[:-1]
+        def parts(self) -> Any:  # type: ignore[override]
+            return super().parts[:-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TokenTree, "of", lambda *args: Damaged(**vars(tree_of(*args))))
