@@ -1,7 +1,7 @@
 """Print the plan of a run before anything is loaded that takes time."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,7 @@ def print_plan(
     train_dataset: Dataset,
     tokenizer: PreTrainedTokenizerBase,
     policy: PeftModel,
+    gflops: Mapping[str, int],
 ) -> None:
     """Print the plan of a run, with the batch arithmetic spelled out, and its likely problems.
 
@@ -53,6 +54,7 @@ def print_plan(
         train_dataset: rows with their `prompt`.
         tokenizer: of the model.
         policy: without weights, of `try_settings`.
+        gflops: rates by dtype, of `choose_number_format`.
 
     Raises:
         InputError: if the data does not fill one generation batch, or a prompt is longer than the
@@ -62,7 +64,8 @@ def print_plan(
     steps = optimizer_steps(args, len(train_dataset))
     lengths = prompt_lengths(train_dataset, tokenizer)
     needs = _compute_needs(args, footprint(policy, model), lengths, steps)
-    for name, text in _plan_lines(run, args, model, lengths, needs):
+    device = f"{describe_device()}, {_describe_format(model, gflops)}"
+    for name, text in (("device", device), *_plan_lines(run, args, model, lengths, needs)):
         print_line(console, f"{name:<8} {text}")
     for text in (
         *_shortages(needs, args, model),
@@ -124,6 +127,11 @@ def _compute_needs(
     )
 
 
+def _describe_format(model: ModelConfig, gflops: Mapping[str, int]) -> str:
+    rates = ", ".join(f"{name} {rate}" for name, rate in gflops.items())
+    return dtype_name(pick_dtype(model.dtype)) + (f" (GFLOP/s: {rates})" if rates else "")
+
+
 def _plan_lines(
     run: RunArguments,
     args: SoloGRPOConfig,
@@ -131,14 +139,13 @@ def _plan_lines(
     lengths: Sequence[int],
     needs: _Needs,
 ) -> list[tuple[str, str]]:
-    """Describe a run in (label, text) pairs."""
+    """Describe a run in (label, text) pairs, without its device."""
     size, memory = needs.size, needs.memory
     quantised = "4-bit NF4" if model.load_in_4bit else "not quantised"
     peak = memory.peak(needs.free_memory)
     completions = math.ceil(needs.steps / args.num_iterations) * completions_of_a_step(args)
     tokens = completions * args.max_completion_length
     return [
-        ("device", f"{describe_device()}, {dtype_name(pick_dtype(model.dtype))}"),
         ("model", f"{model.model_name_or_path}, {size.total / 1e6:,.0f}M parameters, {quantised}, "
                   f"{gibibytes(size.weights_bytes)}"),
         ("adapter", f"LoRA r {model.lora_r}, {size.trainable / 1e6:,.1f}M parameters "
