@@ -165,6 +165,9 @@ def test_a_run_keeps_its_format(
     assert weights_of(resumed) == weights_of(run)
 
     monkeypatch.setattr(RATES, refuse_to_measure)
+    shutil.rmtree(resumed / "adapter")
+    assert train(resumed, "--resume", "--dtype", "bfloat16").code == 0
+    assert recorded(resumed).gflops == BF16_IS_FAST
     test = write_rows(tmp_path / "test.jsonl", [{"question": "1 + 1?", "answer": "#### 2"}] * 2)
     evaluate = load_script("evaluate")
     printed = printed_by(evaluate, capfd, "--run", run, "--dataset_name", test)
