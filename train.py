@@ -18,7 +18,7 @@ from sologrpo.environment import prepare_process
 from sologrpo.errors import one_line_errors
 from sologrpo.export import PushToHub, save_adapter
 from sologrpo.model import load_base_model, load_tokenizer
-from sologrpo.plan import print_plan, try_settings
+from sologrpo.plan import choose_number_format, print_plan, try_settings
 from sologrpo.report import write_report
 from sologrpo.training import (
     build_trainer,
@@ -43,13 +43,14 @@ def main() -> None:
     columns = datasets[0].column_names
     rewards = load_rewards(run.rewards, columns, run.reward_timeout, run.reward_workers)
     policy = try_settings(run, args, model_args, datasets[0], tokenizer)
-    print_plan(console, run, args, model_args, datasets[0], tokenizer, policy)
+    gflops = choose_number_format(run, args, model_args, policy)
+    print_plan(console, run, args, model_args, datasets[0], tokenizer, policy, gflops)
     if run.dry_run:
         return
 
     push = PushToHub(args, console)
     made_from = take_fingerprints(run, model_args, datasets, tokenizer, rewards)
-    opened = open_run_directory(run, args, model_args, made_from, console)
+    opened = open_run_directory(run, args, model_args, gflops, made_from, console)
     model = load_base_model(model_args, args.trust_remote_code)
     trainer = build_trainer(settings, model, rewards, datasets, tokenizer, console, [push])
     rehearse(trainer, run, console)

@@ -23,6 +23,8 @@ class RunEnvironment(Schema):
 
     Attributes:
         dtype: number format of the weights.
+        gflops: rates of matrix products by dtype that it was chosen by, in GFLOP/s; empty if it was
+            not measured.
         fingerprints: of what the run is made from, by name.
         changes: of fingerprints that `--accept_changes` allowed, each with its step.
     """
@@ -34,6 +36,7 @@ class RunEnvironment(Schema):
     versions: dict[str, str]
     git_commit: str | None
     dtype: Literal["float32", "bfloat16", "float16"]
+    gflops: dict[str, int] = Field(default={})
     fingerprints: dict[str, str]
     changes: list[dict[str, str | int]] = Field(default=[])
 

@@ -13,10 +13,11 @@ from scripts import run_script, script_environment
 from server import Server, catches
 from sologrpo.errors import InputError, RunError, one_line_errors, printable
 
-# The quickstart as it is shipped, but for its sizes. The tiny model is as wrong as any other.
+# The quickstart as it is shipped, but for its sizes, and the number format, which it measures. The
+# tiny model is as wrong as any other.
 SHORT = (
     "--num_generations", "2", "--per_device_train_batch_size", "4", "--max_completion_length", "6",
-    "--max_steps", "2", "--save_steps", "1", "--warmup_steps", "1",
+    "--max_steps", "2", "--save_steps", "1", "--warmup_steps", "1", "--dtype", "float32",
 )  # fmt: skip
 OUR_LINES = (
     "device", "model", "adapter", "data", "rewards", "batch", "tokens", "memory", "run", "disk",

@@ -177,14 +177,15 @@ def tiny_config(model: Path, data: Path, output: Path) -> dict[str, Any]:
     }
 
 
-# Sizes of a shipped recipe in a test. Nothing else of it is changed.
-SIZES_OF_A_RECIPE: dict[str, int] = {
+# Sizes of a shipped recipe in a test, and the number format, which would be measured. Nothing else
+# of it is changed.
+SIZES_OF_A_RECIPE: dict[str, Any] = {
     "max_steps": 2, "save_steps": 1, "max_completion_length": 8, "lora_r": 2,
     "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 4,
     "generation_batch_size": 16, "num_validation_examples": 2, "eval_steps": 1,
-    "max_train_examples": 16, "warmup_steps": 1,
+    "max_train_examples": 16, "warmup_steps": 1, "dtype": "float32",
 }  # fmt: skip
-ADDED_SIZES = {"save_steps", "lora_r"}  # also to recipes that leave them at their defaults
+ADDED_SIZES = {"save_steps", "lora_r", "dtype"}  # also to recipes that leave them at their defaults
 
 
 def short_recipe(name: str) -> dict[str, Any]:

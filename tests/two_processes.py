@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import PartialState
+from trl import ModelConfig
 
 from digits import digit_share
 from fixed_rollouts import (
@@ -33,6 +34,9 @@ from fixed_rollouts import (
     relative_gap,
 )
 from scripts import script_environment
+from sologrpo.config.arguments import RunArguments
+from sologrpo.plan.number_format import choose_number_format
+from sologrpo.plan.preflight import build_policy
 from sologrpo.training.callbacks import MetricsFile
 from sologrpo.training.trainer import SoloGRPOTrainer
 from tiny import ROOT
@@ -174,6 +178,19 @@ def sample_and_validate(model_path: Path, output: Path) -> dict[str, Any]:
     return {"validation": validation, "completions": completions}
 
 
+def choose_format(model_path: Path, output: Path) -> tuple[str | None, dict[str, int]]:
+    """Choose the number format where bf16 is fast in the first process, and slow in the others."""
+    rate = 50 if this_process().process_index else 400
+    rates = {"float32": 100, "bfloat16": rate}
+    run, args = RunArguments(), config(output, bf16=None)
+    lora = {"use_peft": True, "lora_target_modules": "all-linear"}
+    model = ModelConfig(str(model_path), dtype="auto", **lora)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sologrpo.plan.number_format.gemm_rates", lambda *_: rates)
+        gflops = choose_number_format(run, args, model, build_policy(model))
+    return model.dtype, gflops
+
+
 def launch(model_path: Path, output: Path, *options: str, **environment: str) -> Seen:
     """Run this file in two processes, with these options of `accelerate launch`."""
     # Port 0: any that is free.
@@ -222,6 +239,7 @@ def main() -> None:
     model_path, output = Path(sys.argv[1]), Path(sys.argv[2])
     seen = {name: train(case, model_path, output) for name, case in CASES.items()}
     seen["sampled"] = sample_and_validate(model_path, output)
+    seen["format"] = choose_format(model_path, output)
     torch.save(seen, output / f"{this_process().process_index}.pt")
 
 

@@ -14,7 +14,7 @@ from transformers.hf_argparser import HfArg
 from trl import GRPOConfig
 
 from sologrpo.config.checks import check_settings
-from sologrpo.device import fast_dtype
+from sologrpo.device import default_dtype
 from sologrpo.errors import InputError
 from sologrpo.prompts import PROMPT_FORMATS
 
@@ -183,7 +183,7 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
     )
 
     def __post_init__(self) -> None:
-        """Choose the device and the dtype, and check the batch arithmetic before TRL does."""
+        """Choose the device and its precision, and check the batch arithmetic before TRL does."""
         check_settings({name: getattr(self, name) for name in OURS}, "settings", SoloGRPOConfig)
         if not torch.cuda.is_available():
             self.use_cpu = True
@@ -252,9 +252,11 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
     def _choose_dtype(self) -> None:
         bf16: bool | None = self.bf16
         fp16: bool = self.fp16
-        if bf16 is None and not fp16:
-            self.bf16: bool | None = fast_dtype() is torch.bfloat16
-            self.fp16: bool = fast_dtype() is torch.float16
+        # Not a field. If nothing is given, `choose_number_format` may still set it.
+        self.is_precision_given = bf16 is not None or fp16
+        if not self.is_precision_given:
+            self.bf16: bool | None = default_dtype() is torch.bfloat16
+            self.fp16: bool = default_dtype() is torch.float16
 
     def _check_optimizer_steps(self) -> None:
         """Refuse incomplete groups or optimizer steps, and name the nearest sizes that work.

@@ -19,7 +19,7 @@ from transformers import (
 from transformers import logging as transformers_logging
 from trl import ModelConfig, get_quantization_config
 
-from sologrpo.device import describe_device, fast_dtype, one_device
+from sologrpo.device import default_dtype, describe_device, one_device
 from sologrpo.errors import LIBRARY_ERRORS, InputError
 from sologrpo.files import ADAPTER_CONFIG
 from sologrpo.hub import check_hub, why_not_found
@@ -36,10 +36,10 @@ def pick_dtype(requested: str | None = "auto") -> torch.dtype:
     """Choose the dtype of the frozen weights and of the 4-bit computation.
 
     Args:
-        requested: the name of a torch dtype; `auto` or None for the one that is fast here.
+        requested: the name of a torch dtype; `auto` or None for the device's default.
     """
     if requested in (None, "auto"):
-        return fast_dtype()
+        return default_dtype()
     dtype: torch.dtype = getattr(torch, str(requested))
     return dtype
 

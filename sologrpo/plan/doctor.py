@@ -78,10 +78,9 @@ def check_torch() -> Finding:
     """Check PyTorch and its device."""
     import torch
 
-    from sologrpo.device import describe_device, fast_dtype
+    from sologrpo.device import default_dtype, describe_device
 
-    dtype = str(fast_dtype()).removeprefix("torch.")
-    text = f"{torch.__version__} on {describe_device()}, {dtype}"
+    text = f"{torch.__version__} on {describe_device()}"
     if not torch.cuda.is_available():
         if shutil.which("nvidia-smi") is not None:
             return Finding(
@@ -91,7 +90,7 @@ def check_torch() -> Finding:
         return Finding("warning", text, "the quickstart runs here; larger models need a GPU")
     total = torch.cuda.get_device_properties(0).total_memory
     free, _ = torch.cuda.mem_get_info(0)
-    text += f", {gibibytes(free)} free"
+    text += f", {str(default_dtype()).removeprefix('torch.')}, {gibibytes(free)} free"
     if free < 0.9 * total:
         return Finding("warning", text, "another process holds GPU memory: nvidia-smi lists it")
     if total < COMFORTABLE_GPU:

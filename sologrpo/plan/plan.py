@@ -1,7 +1,7 @@
 """Print the plan of a run before anything is loaded that takes time."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,7 @@ def print_plan(
     train_dataset: Dataset,
     tokenizer: PreTrainedTokenizerBase,
     policy: PeftModel,
+    gflops: Mapping[str, int],
 ) -> None:
     """Print the plan of a run, with the batch arithmetic spelled out, and its likely problems.
 
@@ -54,6 +55,7 @@ def print_plan(
         train_dataset: rows with their `prompt`.
         tokenizer: of the model.
         policy: without weights, of `try_settings`.
+        gflops: rates by dtype, of `choose_number_format`.
 
     Raises:
         InputError: if the data does not fill one generation batch, or a prompt is longer than the
@@ -64,7 +66,8 @@ def print_plan(
     prompts = prompt_token_ids(train_dataset["prompt"], tokenizer)
     lengths = list(map(len, prompts))
     needs = _compute_needs(args, footprint(policy, model), lengths, root_length(prompts), steps)
-    for name, text in _plan_lines(run, args, model, lengths, needs):
+    device = f"{describe_device()}, {_describe_format(model, gflops)}"
+    for name, text in (("device", device), *_plan_lines(run, args, model, lengths, needs)):
         print_line(console, f"{name:<8} {text}")
     for text in (
         *_shortages(needs, args, model),
@@ -125,6 +128,11 @@ def _compute_needs(
     )
 
 
+def _describe_format(model: ModelConfig, gflops: Mapping[str, int]) -> str:
+    rates = ", ".join(f"{name} {rate}" for name, rate in gflops.items())
+    return dtype_name(pick_dtype(model.dtype)) + (f" (GFLOP/s: {rates})" if rates else "")
+
+
 def _plan_lines(
     run: RunArguments,
     args: SoloGRPOConfig,
@@ -132,7 +140,7 @@ def _plan_lines(
     lengths: Sequence[int],
     needs: _Needs,
 ) -> list[tuple[str, str]]:
-    """Describe a run in (label, text) pairs."""
+    """Describe a run in (label, text) pairs, without its device."""
     size, memory = needs.size, needs.memory
     quantised = "4-bit NF4" if model.load_in_4bit else "not quantised"
     peak = memory.peak(needs.free_memory)
@@ -142,7 +150,6 @@ def _plan_lines(
     row_tokens = rows * (needs.longest_prompt + args.max_completion_length)
     shared = f"of {row_tokens:,} in the rows of a step, {memory.step_tokens:,} are computed"
     return [
-        ("device", f"{describe_device()}, {dtype_name(pick_dtype(model.dtype))}"),
         ("model", f"{model.model_name_or_path}, {size.total / 1e6:,.0f}M parameters, {quantised}, "
                   f"{gibibytes(size.weights_bytes)}"),
         ("adapter", f"LoRA r {model.lora_r}, {size.trainable / 1e6:,.1f}M parameters "

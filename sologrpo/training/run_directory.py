@@ -109,6 +109,7 @@ def open_run_directory(
     run: RunArguments,
     args: SoloGRPOConfig,
     model: ModelConfig,
+    gflops: dict[str, int],
     fingerprints: dict[str, str],
     console: Console,
 ) -> OpenedRun:
@@ -122,6 +123,7 @@ def open_run_directory(
         run: `resume` and `accept_changes` are used.
         args: `output_dir` is the directory.
         model: compared with the settings of the run to resume.
+        gflops: rates by dtype that `dtype` was chosen by, to record.
         fingerprints: of what the run is made from, compared with those of the run to resume.
         console: for warnings.
 
@@ -140,7 +142,8 @@ def open_run_directory(
         )
     obstacle = partial(unusable_reason, trainer=run.trainer, args=args)
     checkpoint = last_complete_checkpoint(directory, obstacle)
-    facts = {"dtype": dtype_name(pick_dtype(model.dtype)), "fingerprints": fingerprints}
+    dtype = dtype_name(pick_dtype(model.dtype))
+    facts = {"dtype": dtype, "gflops": gflops, "fingerprints": fingerprints}
     now = RunEnvironment.model_validate(environment() | facts)
     settings = resolved_config(run, args, model)
     if checkpoint is not None:
@@ -276,7 +279,8 @@ def _check_fingerprints(
          "now": now.fingerprints[name]}
         for name in changed
     ]  # fmt: skip
-    return now.model_copy(update={"changes": [*before.changes, *changes]})
+    kept = {"gflops": before.gflops, "changes": [*before.changes, *changes]}
+    return now.model_copy(update=kept)
 
 
 def _remove_later_logs(directory: Path, step: int) -> None:

@@ -13,7 +13,7 @@ from trl import ModelConfig
 
 from digits import digit_share
 from sologrpo.config.arguments import SoloGRPOConfig
-from sologrpo.device import fast_dtype
+from sologrpo.device import default_dtype
 from sologrpo.errors import InputError
 from sologrpo.model.loading import (
     keep_trainable_in_fp32,
@@ -230,7 +230,7 @@ def test_missing_pad_token_becomes_a_spare_one(
     [
         (True, True, torch.bfloat16),
         (True, False, torch.float16),
-        (False, True, torch.bfloat16),
+        (False, True, torch.float32),
         (False, False, torch.float32),
     ],
 )
@@ -239,8 +239,7 @@ def test_pick_dtype_by_device(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: native_bf16)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: native_bf16)
-    assert fast_dtype() is expected
+    assert default_dtype() is expected
     assert pick_dtype("auto") is expected
     assert pick_dtype(None) is expected
 

@@ -47,11 +47,11 @@ def reopen(saved: tuple[Path, Opened], run: Path) -> Callable[..., OpenedRun]:
     """Do what `train.py --resume` does before it loads the model."""
 
     def resume(**changed: Any) -> OpenedRun:
-        ours, args, model, fingerprints, console = saved[1]
+        ours, args, *others = saved[1]
         args = copy.copy(args)
         args.output_dir = str(run)
         ours = replace(ours, resume=True, **changed)
-        return open_run_directory(ours, args, model, fingerprints, console)
+        return open_run_directory(ours, args, *others)
 
     return resume
 

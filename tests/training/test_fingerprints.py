@@ -26,6 +26,7 @@ COMMAND = [
     "--dataset_name", "rows.jsonl", "--num_validation_examples", "4", "--max_train_examples", "24",
     "--worked_examples", "examples.yaml", "--rewards", "strict_format", "fingerprinted:length",
     "--max_steps", "1", "--save_steps", "1", "--max_completion_length", "8", "--lora_r", "2",
+    "--dtype", "float32",
 ]  # fmt: skip
 
 

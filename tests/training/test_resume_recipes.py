@@ -18,9 +18,13 @@ from tiny import ROOT
 RECIPES = ["quickstart", *sorted(path.stem for path in (ROOT / "configs").glob("smoke-*.yaml"))]
 STEPS = 4
 # Nothing but sizes and steps: a test that pins what a recipe leaves open hides bugs.
-# But for the rewards: random weights earn nothing of a recipe's, and would not be trained.
+# But for the rewards, because random weights earn nothing of a recipe's and would not be trained;
+# and the number format, because two runs may measure different ones.
 EARNED = ["--rewards", "strict_format", "digits:digit_share", "--reward_weights", "0.2", "1.0"]
-SHORT = {"max_steps": STEPS, "save_steps": 1, "max_completion_length": 8, "lora_r": 2}
+SHORT = {
+    "max_steps": STEPS, "save_steps": 1, "max_completion_length": 8, "lora_r": 2,
+    "dtype": "float32",
+}  # fmt: skip
 TIMEOUT = 120  # seconds
 
 

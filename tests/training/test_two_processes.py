@@ -48,6 +48,11 @@ def test_validation_is_that_of_one_process_and_logged_once(
     assert sum("reward" in line for line in lines) == 1
 
 
+def test_processes_take_the_number_format_of_the_first(both: Seen) -> None:
+    chosen = "bfloat16", {"float32": 100, "bfloat16": 400}
+    assert [seen["format"] for seen in both] == [chosen, chosen]
+
+
 def test_metrics_of_masked_micro_batches_do_not_count() -> None:
     nan = float("nan")
     masked = MicroBatchLog(1, 0, {"ratio/mean": nan, "ratio/min": nan, "clip_ratio/high_max": nan})
