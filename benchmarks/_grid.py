@@ -24,7 +24,6 @@ from _trainers import (
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.model.loading import load_base_model, load_tokenizer
 
 FACTORS: dict[str, tuple[Any, ...]] = {
@@ -183,9 +182,6 @@ def cell_workload(bench: Bench, cell: Cell) -> Workload:
     if cell.name == "two updates":
         changes |= {"num_iterations": 2, "max_steps": 2}
     settings = settings_for(bench.model, bench.scratch, **changes)
-    # The quickstart's config may be tuned for its own shapes.
-    default = SoloGRPOConfig.__dataclass_fields__["train_token_budget"].default
-    settings[1].train_token_budget = default
     if cell.name == "quickstart":
         workload = quickstart_workload(settings)
     else:

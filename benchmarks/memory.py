@@ -30,6 +30,7 @@ from transformers import (  # noqa: E402
 )
 
 from sologrpo.config.parsing import parse_config  # noqa: E402
+from sologrpo.model.memory import bytes_for_tensors, free_bytes  # noqa: E402
 from sologrpo.plan.footprint import Footprint, footprint  # noqa: E402
 from sologrpo.plan.memory_plan import MemoryPlan, memory_fix, plan_memory  # noqa: E402
 from sologrpo.plan.preflight import build_policy  # noqa: E402
@@ -72,7 +73,6 @@ def measure(shape: str, checkpointing: bool) -> dict[str, Any]:
 
     from sologrpo.console import quiet_libraries
     from sologrpo.device import prepare_cpu
-    from sologrpo.model.memory import free_bytes
 
     quiet_libraries()
     prepare_cpu()
@@ -117,7 +117,8 @@ def one_step(shape: str, checkpointing: bool) -> tuple[Footprint, MemoryPlan, in
         workload.invent = _full_length
         build_config(shape).save_pretrained(folder)
         size = footprint(build_policy(model_args), model_args)
-        plan = plan_memory(size, args, [PROMPT_TOKENS], on_gpu=False)
+        free = bytes_for_tensors(torch.device("cpu"))
+        plan = plan_memory(size, args, [PROMPT_TOKENS], free, on_gpu=False)
         with LiveMemory() as memory:
             only = build(["solo"], workload)["solo"]
             only.samples = True
@@ -172,8 +173,8 @@ def cards_table() -> str:
     """Build the table of cards: yes if a recipe fits as it is, otherwise what to change."""
     head = "".join(f" {card} GB |" for card in CARDS)
     lines = [
-        f"| Recipe | weights | adapter | sampling, at most | training | needed |{head}",
-        "|---" * (6 + len(CARDS)) + "|",
+        f"| Recipe | weights | adapter | sampling, at most |{head}",
+        "|---" * (4 + len(CARDS)) + "|",
     ]
     for recipe in RECIPES:
         with tempfile.TemporaryDirectory() as folder:
@@ -184,13 +185,14 @@ def cards_table() -> str:
             config_of(model).save_pretrained(folder)
             run, args, model_args = parse_config([*arguments, "--model_name_or_path", folder])
             size = footprint(build_policy(model_args), model_args)
-        plan = plan_memory(size, args, [run.max_prompt_tokens or 512], on_gpu=True)
-        parts = (plan.weights, plan.adapter, plan.merged + plan.cache, plan.training,
-                 plan.needed)  # fmt: skip
-        cells = [f"[{recipe}](../configs/{recipe}.yaml)", *(f"{p / GIB:.1f}" for p in parts)]
+        lengths, fits = [run.max_prompt_tokens or 512], []
         for card in CARDS:
             free = int((card - CONTEXT_GIB) * GIB)
-            cells.append(memory_fix(plan, free, args, bool(model_args.load_in_4bit)) or "yes")
+            plan = plan_memory(size, args, lengths, free, on_gpu=True)
+            fix = memory_fix(plan, free, args, bool(model_args.load_in_4bit))
+            fits.append(fix or f"yes: {plan.training / GIB:.1f} for {plan.trained_tokens:,} tokens")
+        parts = (plan.weights, plan.adapter, plan.merged + plan.cache)
+        cells = [f"[{recipe}](../configs/{recipe}.yaml)", *(f"{p / GIB:.1f}" for p in parts), *fits]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -19,8 +19,8 @@ SHORT = (
     "--max_steps", "2", "--save_steps", "1", "--warmup_steps", "1",
 )  # fmt: skip
 OUR_LINES = (
-    "device", "model", "adapter", "data", "rewards", "batch", "memory", "run", "disk", "warning",
-    "step", "report", "next",
+    "device", "model", "adapter", "data", "rewards", "batch", "tokens", "memory", "run", "disk",
+    "warning", "step", "report", "next",
 )  # fmt: skip
 NF4 = ("--load_in_4bit", "true")
 BF16 = ("--dtype", "bfloat16", "--gradient_checkpointing", "true")

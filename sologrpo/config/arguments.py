@@ -137,8 +137,9 @@ class RunArguments:
 class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
     """Extend TRL's `GRPOConfig` with the settings of `SoloGRPOTrainer`."""
 
-    train_token_budget: int = HfArg(
-        default=8192, help="Tokens per forward-backward pass of training"
+    train_token_budget: int | None = HfArg(
+        default=None,
+        help="Tokens per forward-backward pass of training (default: by the batch and the memory)",
     )
     share_prompts: bool = HfArg(
         default=True,

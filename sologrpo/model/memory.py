@@ -1,16 +1,28 @@
-"""Device memory: how much is free, and smaller passes after it ran out."""
+"""Device memory: how much is free, what a pass keeps, and smaller passes after it ran out."""
 
 import gc
 import logging
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import psutil
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
+from peft import PeftModel
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
+
+# A process on a CPU takes up to this many times the size of its tensors (docs/memory.md): glibc
+# keeps freed memory, and fragmentation adds to it.
+CPU_PROCESS = 2.5
+
+# Tokens for which activations are counted: few, so that attention scores, which the kernels used in
+# training do not keep, are negligible.
+PROBE_TOKENS = 8
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -27,6 +39,82 @@ def free_bytes(device: torch.device) -> int:
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(free + kept)
     return int(psutil.virtual_memory().available)
+
+
+def bytes_for_tensors(device: torch.device, free: int | None = None) -> int:
+    """Count the free bytes that tensors can take; on a CPU, the process takes more than they do.
+
+    Args:
+        device: where the tensors are.
+        free: all free bytes; None to look them up.
+    """
+    free = free_bytes(device) if free is None else free
+    return free if device.type == "cuda" else int(free / CPU_PROCESS)
+
+
+def activation_bytes(model: PreTrainedModel | PeftModel) -> int:
+    """Measure what all layers together keep of a token for the backward pass, in bytes.
+
+    Args:
+        model: with weights, or on the meta device.
+    """
+    weights = {p.untyped_storage()._cdata for p in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage
+        return tensor
+
+    ids = torch.zeros(1, PROBE_TOKENS, dtype=torch.long, device=model.device)
+    mask = torch.ones(1, 1, PROBE_TOKENS, PROBE_TOKENS, dtype=torch.bool, device=model.device)
+    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    was_training = model.training
+    model.eval()  # while training, checkpointing would keep less
+    try:
+        with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor):
+            inner.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
+    finally:
+        model.train(was_training)
+    return sum(storage.nbytes() for storage in kept.values()) // PROBE_TOKENS
+
+
+@dataclass(frozen=True)
+class TokenBytes:
+    """Bytes per token of a forward-backward pass.
+
+    Attributes:
+        kept: by all layers, for the backward pass.
+        passing: added by the backward pass of one layer.
+    """
+
+    kept: int
+    passing: int
+
+    @classmethod
+    def of(
+        cls, activations: int, layers: int, hidden_size: int, number_bytes: int, checkpointing: bool
+    ) -> "TokenBytes":
+        """Split the activations of a token, see `activation_bytes`.
+
+        Args:
+            activations: of all layers; the embedding's output and the last norm are small, and
+                counted with them.
+            layers: of the model.
+            hidden_size: numbers of a hidden state.
+            number_bytes: bytes of one of them.
+            checkpointing: gradient checkpointing keeps the input of each layer only. The backward
+                pass computes a layer again, and holds its gradients and its activations.
+        """
+        layer = activations // layers
+        if checkpointing:
+            return cls(layers * hidden_size * number_bytes, 2 * layer)
+        return cls(activations, layer)
+
+    def fitting(self, free: float) -> int:
+        """Count the tokens of a pass that fits into this many bytes."""
+        return int(free / (self.kept + self.passing))
 
 
 class TokenBudget:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from torch.autograd.graph import saved_tensors_hooks
 from trl import ModelConfig
 
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.model.loading import pick_dtype
+from sologrpo.model.memory import TokenBytes, activation_bytes
 from sologrpo.model.merging import merged_bytes
 from sologrpo.sampling.sampler import bytes_of_row
 
@@ -21,9 +21,6 @@ NF4_BLOCK, NF4_NESTED_BLOCK = 64, 256
 FP32 = 4
 ADAM_MOMENTS = 2
 TOKENIZER_BYTES = 12 * 2**20  # in a checkpoint; Llama 3's, others are smaller
-# Tokens for which activations are counted: few, so that attention scores, which the kernels used in
-# training do not keep, are negligible.
-PROBE_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -60,6 +57,16 @@ class Footprint:
     vocabulary: int
     context: int | None
 
+    def token_bytes(self, checkpointing: bool) -> TokenBytes:
+        """Return what a token of a training pass takes, with gradient checkpointing or without."""
+        return TokenBytes.of(
+            self.trained_token_bytes,
+            self.layers,
+            self.hidden_size,
+            self.number_bytes,
+            checkpointing,
+        )
+
 
 def footprint(policy: PeftModel, model_args: ModelConfig) -> Footprint:
     """Compute the sizes of a model that is built without its weights.
@@ -83,32 +90,13 @@ def footprint(policy: PeftModel, model_args: ModelConfig) -> Footprint:
         checkpoint_bytes=trainable * FP32 * (1 + ADAM_MOMENTS) + TOKENIZER_BYTES,
         merged_bytes=merged_bytes(policy),
         sampled_token_bytes=bytes_of_row(policy, 1) - bytes_of_row(policy, 0),
-        trained_token_bytes=_activation_bytes(policy) // PROBE_TOKENS,
+        trained_token_bytes=activation_bytes(policy),
         layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         number_bytes=dtype.itemsize,
         vocabulary=config.vocab_size,
         context=getattr(config, "max_position_embeddings", None),
     )
-
-
-def _activation_bytes(policy: PeftModel) -> int:
-    """Measure what the layers keep of `PROBE_TOKENS` for the backward pass, on the meta device."""
-    weights = {p.untyped_storage()._cdata for p in policy.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in weights:
-            kept[storage._cdata] = storage
-        return tensor
-
-    ids = torch.zeros(1, PROBE_TOKENS, dtype=torch.long, device="meta")
-    mask = torch.ones(1, 1, PROBE_TOKENS, PROBE_TOKENS, dtype=torch.bool, device="meta")
-    base = policy.get_base_model()
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
-        base.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
-    return sum(storage.nbytes() for storage in kept.values())
 
 
 def _quantised(policy: PeftModel) -> int:

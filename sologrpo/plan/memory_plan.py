@@ -3,7 +3,6 @@
 Computed from the model's config and the run's settings. docs/memory.md has measurements next to it.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,16 +12,14 @@ from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.plan.footprint import FP32, Footprint
 from sologrpo.sampling.sampler import FREE_SHARE, LOGIT_BYTES
+from sologrpo.training.packed_loss import PASS_TOKENS_ON_CPU, PASS_TOKENS_ON_GPU
+from sologrpo.training.packing import Rows
 
 # trl/kernels/chunked_logprob.py:254-298 (1.16): the LM head's logits are computed in tiles, each in
 # place by a Triton kernel. Without Triton the backward pass holds seven copies of a tile in fp32
 # (logits twice, log-probs, probabilities, the gradient and two of its intermediates) and a mask of
 # one byte.
 COPIES_OF_TILE = 7 + 1 / FP32
-
-# A process on a CPU takes up to this many times the size of its tensors (docs/memory.md): glibc
-# keeps freed memory, and fragmentation adds to it.
-CPU_PROCESS = 2.5
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,8 @@ class MemoryPlan:
         merged: copy of the weights for sampling; not made where it does not fit.
         cache: keys, values and logits of all completions of a generation batch, which is sampled
             in several batches where they do not fit.
-        trained_tokens: tokens of the largest forward-backward pass.
+        step_tokens: tokens that the passes of an optimizer step compute.
+        trained_tokens: tokens of the largest of these passes.
         activations: kept by the layers for the backward pass.
         layer: added by the backward pass of one layer.
         logits: added by the backward pass of the LM head, which comes before those of the layers.
@@ -45,6 +43,7 @@ class MemoryPlan:
     adapter: int
     merged: int
     cache: int
+    step_tokens: int
     trained_tokens: int
     activations: int
     layer: int
@@ -78,7 +77,13 @@ class MemoryPlan:
 
 
 def plan_memory(
-    size: Footprint, args: SoloGRPOConfig, prompt_lengths: Sequence[int], *, on_gpu: bool
+    size: Footprint,
+    args: SoloGRPOConfig,
+    prompt_lengths: Sequence[int],
+    free: int,
+    *,
+    root_T: int = 0,
+    on_gpu: bool,
 ) -> MemoryPlan:
     """Estimate memory for the longest prompts and completions that can occur.
 
@@ -86,22 +91,20 @@ def plan_memory(
         size: of the model.
         args: of the trainer.
         prompt_lengths: tokens of each prompt.
+        free: bytes that tensors can take.
+        root_T: tokens that all prompts begin with.
         on_gpu: whether the run trains on a GPU, where Triton's kernels run.
     """
     prompt_T, completion_T = max(prompt_lengths), args.max_completion_length
     sampled = args.per_device_train_batch_size * args.steps_per_generation
-    tokens = _largest_pass(args, prompt_T, completion_T)
-    # The rest, the embedding's output and the last norm, is small and counted with the layers.
-    layer = size.trained_token_bytes // size.layers
-    if args.gradient_checkpointing:
-        # Only the input of each layer is kept. The backward pass computes a layer again, and holds
-        # its gradients and its activations.
-        inputs = size.layers * size.hidden_size * size.number_bytes
-        kept, passing, masks = inputs, 2 * layer, 0
-    else:
-        kept, passing, masks = size.trained_token_bytes, layer, size.layers
+    token = size.token_bytes(bool(args.gradient_checkpointing))
+    left = free - size.weights_bytes - size.adapter_bytes
+    budget = args.train_token_budget or max(1, token.fitting(FREE_SHARE * left))
+    passes = _passes(args, prompt_T, root_T, budget, on_gpu)
+    tokens = max(passes)
     # Attention over prompts that are not shared takes a mask, which every layer converts.
     mask = 0 if args.share_prompts else tokens**2 * size.number_bytes
+    masks = 0 if args.gradient_checkpointing else size.layers
     scored = min(tokens, TOKEN_CHUNK_SIZE)  # the LM head sees completions only
     logits = scored * _CHUNKED_LOGPROB_CHUNK_SIZE * size.number_bytes
     if not on_gpu:
@@ -113,19 +116,29 @@ def plan_memory(
         merged=size.merged_bytes,
         cache=sampled
         * ((prompt_T + completion_T) * size.sampled_token_bytes + size.vocabulary * LOGIT_BYTES),
+        step_tokens=sum(passes),
         trained_tokens=tokens,
-        activations=tokens * kept + masks * mask,
-        layer=tokens * passing + mask,
+        activations=tokens * token.kept + masks * mask,
+        layer=tokens * token.passing + mask,
         logits=logits,
     )
 
 
-def _largest_pass(args: SoloGRPOConfig, prompt_T: int, completion_T: int) -> int:
-    """Count the most tokens of a pass, for prompts that begin differently."""
-    rows: int = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    prompts = math.ceil(rows / args.num_generations) if args.share_prompts else rows
-    step = prompts * (prompt_T - 1) + rows * completion_T
-    return max(prompt_T - 1 + completion_T, min(step, args.train_token_budget))
+def _passes(
+    args: SoloGRPOConfig, prompt_T: int, root_T: int, budget: int, on_gpu: bool
+) -> list[int]:
+    """Count the tokens of each pass of an optimizer step in which all rows are the longest."""
+    every = range(args.per_device_train_batch_size * args.gradient_accumulation_steps)
+    rows = Rows(
+        [row // args.num_generations if args.share_prompts else row for row in every],
+        [prompt_T] * len(every),
+        [args.max_completion_length] * len(every),
+        root_T if args.share_prompts else 0,
+    )
+    if args.train_token_budget is None:
+        pass_tokens = PASS_TOKENS_ON_GPU if on_gpu else PASS_TOKENS_ON_CPU
+        budget = rows.best_budget(every, budget, pass_tokens)
+    return list(map(rows.tokens, rows.packed(every, budget)))
 
 
 def memory_fix(plan: MemoryPlan, free: int, args: SoloGRPOConfig, four_bit: bool) -> str | None:
@@ -142,13 +155,11 @@ def memory_fix(plan: MemoryPlan, free: int, args: SoloGRPOConfig, four_bit: bool
     """
     if plan.needed <= free:
         return None
+    if args.train_token_budget is not None:
+        return "leave out train_token_budget: what fits is then computed at once"
     if plan.held > FREE_SHARE * free:
         smaller = "use a smaller model"
         return smaller if four_bit else f"set load_in_4bit: true, or {smaller}"
     if not args.gradient_checkpointing:
         return "set gradient_checkpointing: true"
-    token = plan.training / plan.trained_tokens
-    fitting = int((FREE_SHARE * free - plan.held) / token) // 256 * 256
-    if fitting >= 256 and plan.trained_tokens <= args.train_token_budget:
-        return f"set train_token_budget: {fitting}"
     return "lower max_completion_length, or leave out long prompts with max_prompt_tokens"

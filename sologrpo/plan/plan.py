@@ -21,14 +21,15 @@ from sologrpo.config.schedule import (
     optimizer_steps,
 )
 from sologrpo.console import gibibytes, print_line, print_warning
-from sologrpo.data.dataset import describe_lengths, prompt_lengths, render_prompt
+from sologrpo.data.dataset import describe_lengths, prompt_token_ids, render_prompt
 from sologrpo.device import describe_device, one_device
 from sologrpo.errors import InputError
 from sologrpo.model.loading import dtype_name, pick_dtype
-from sologrpo.model.memory import free_bytes
+from sologrpo.model.memory import CPU_PROCESS, bytes_for_tensors, free_bytes
 from sologrpo.plan.footprint import Footprint, disk_bytes, footprint, free_disk_bytes
-from sologrpo.plan.memory_plan import CPU_PROCESS, MemoryPlan, memory_fix, plan_memory
+from sologrpo.plan.memory_plan import MemoryPlan, memory_fix, plan_memory
 from sologrpo.plan.warnings import suspicious_settings
+from sologrpo.training.packing import root_length
 from sologrpo.training.run_directory import resolved_config
 
 
@@ -60,8 +61,9 @@ def print_plan(
     """
     check_fills_a_batch(args, len(train_dataset))
     steps = optimizer_steps(args, len(train_dataset))
-    lengths = prompt_lengths(train_dataset, tokenizer)
-    needs = _compute_needs(args, footprint(policy, model), lengths, steps)
+    prompts = prompt_token_ids(train_dataset["prompt"], tokenizer)
+    lengths = list(map(len, prompts))
+    needs = _compute_needs(args, footprint(policy, model), lengths, root_length(prompts), steps)
     for name, text in _plan_lines(run, args, model, lengths, needs):
         print_line(console, f"{name:<8} {text}")
     for text in (
@@ -85,6 +87,7 @@ class _Needs:
     size: Footprint
     memory: MemoryPlan
     free_memory: int
+    free_for_tensors: int
     on_gpu: bool
     disk: int
     free_disk: int
@@ -94,14 +97,9 @@ class _Needs:
         """Note that a process on a CPU takes more memory than its tensors."""
         return "" if self.on_gpu else f" (the process up to {CPU_PROCESS} times that)"
 
-    @property
-    def free_for_tensors(self) -> int:
-        """Bytes of the free memory that tensors can take."""
-        return self.free_memory if self.on_gpu else int(self.free_memory / CPU_PROCESS)
-
 
 def _compute_needs(
-    args: SoloGRPOConfig, size: Footprint, lengths: Sequence[int], steps: int
+    args: SoloGRPOConfig, size: Footprint, lengths: Sequence[int], root_T: int, steps: int
 ) -> _Needs:
     """Compute the needs of a run; refuse a prompt that is longer than the model's context."""
     longest = max(lengths)
@@ -112,12 +110,15 @@ def _compute_needs(
         )
     device = torch.device(one_device())
     on_gpu = device.type == "cuda"
+    free = free_bytes(device)
+    for_tensors = bytes_for_tensors(device, free)
     return _Needs(
         steps=steps,
         longest_prompt=longest,
         size=size,
-        memory=plan_memory(size, args, lengths, on_gpu=on_gpu),
-        free_memory=free_bytes(device),
+        memory=plan_memory(size, args, lengths, for_tensors, root_T=root_T, on_gpu=on_gpu),
+        free_memory=free,
+        free_for_tensors=for_tensors,
         on_gpu=on_gpu,
         disk=disk_bytes(args, size, steps),
         free_disk=free_disk_bytes(Path(args.output_dir)),
@@ -137,6 +138,9 @@ def _plan_lines(
     peak = memory.peak(needs.free_memory)
     completions = math.ceil(needs.steps / args.num_iterations) * completions_of_a_step(args)
     tokens = completions * args.max_completion_length
+    rows = completions_of_a_step(args) // args.world_size
+    row_tokens = rows * (needs.longest_prompt + args.max_completion_length)
+    shared = f"of {row_tokens:,} in the rows of a step, {memory.step_tokens:,} are computed"
     return [
         ("device", f"{describe_device()}, {dtype_name(pick_dtype(model.dtype))}"),
         ("model", f"{model.model_name_or_path}, {size.total / 1e6:,.0f}M parameters, {quantised}, "
@@ -147,10 +151,13 @@ def _plan_lines(
         ("data", f"{run.dataset_name}: {len(lengths)} prompts, {describe_lengths(lengths)}"),
         ("rewards", ", ".join(str(reward) for reward in run.rewards)),
         ("batch", batch_arithmetic(args)),
+        *([("tokens", f"{shared}: what prompts share once in a pass")] if run.trainer == "solo"
+          else []),
         ("memory", f"about {gibibytes(peak)}{needs.overhead}, {gibibytes(needs.free_memory)} free: "
                    f"weights and adapter {gibibytes(memory.held)}, "
                    f"sampling {gibibytes(memory.merged + memory.cache)}, "
-                   f"training {gibibytes(memory.training)}"),
+                   f"training {gibibytes(memory.training)} in passes of up to "
+                   f"{memory.trained_tokens:,} tokens"),
         ("run", f"{needs.steps} optimizer steps, {completions:,} completions, "
                 f"at most {tokens:,} tokens, {args.output_dir}"),
         ("disk", f"{gibibytes(needs.disk)} of {gibibytes(needs.free_disk)} free"),

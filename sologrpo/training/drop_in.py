@@ -10,7 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from peft import PeftModel
-from transformers import AutoConfig, PretrainedConfig, ProcessorMixin
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    PretrainedConfig,
+    ProcessorMixin,
+)
 from trl import GRPOConfig
 from trl.trainer.utils import get_config_model_id
 
@@ -119,10 +124,25 @@ def _reasons_in_model(config: SoloGRPOConfig, arguments: Mapping[str, Any]) -> I
         yield "the router's auxiliary loss acts on rows without advantage too"
     if not hasattr(text_config, "rope_parameters"):
         yield "without rotary positions, trimming the padding of a prompt would move its tokens"
+    if not _packs_rows(model, text_config):
+        yield "the layers of this model may mix rows of one sequence"
     if isinstance(model, PeftModel):
         adapter = model.active_peft_config
     if adapter is not None and adapter.is_prompt_learning:
         yield "the adapter puts virtual tokens before the prompt"
+
+
+def _packs_rows(model: Any, text_config: PretrainedConfig) -> bool:
+    """Check whether rows may form one sequence: nothing but attention looks at other tokens.
+
+    And attention is transformers' own, which reads from the positions where a row begins.
+    """
+    if isinstance(model, str):
+        model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text_config), None)
+    else:
+        model_class = type(model.get_base_model() if isinstance(model, PeftModel) else model)
+    supported = getattr(model_class, "_supports_attention_backend", False)
+    return supported and not getattr(model_class, "_is_stateful", False)
 
 
 def _model_config(model: Any, args: GRPOConfig) -> PretrainedConfig:

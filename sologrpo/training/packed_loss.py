@@ -8,22 +8,20 @@ Shapes: B rows of a batch, N sequences, T tokens.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from transformers import PretrainedConfig
 
 from sologrpo.config.arguments import SoloGRPOConfig
-from sologrpo.model.memory import TokenBudget
-from sologrpo.sampling.decoding import has_plain_cache
-from sologrpo.training.packing import (
-    Batch,
-    Rows,
-    select_and_trim,
-)
+from sologrpo.model.memory import TokenBudget, TokenBytes, activation_bytes, bytes_for_tensors
+from sologrpo.model.merging import working_dtype
+from sologrpo.sampling.decoding import Model, has_plain_cache
+from sologrpo.sampling.sampler import FREE_SHARE
+from sologrpo.training.packing import Batch, Rows, select_and_trim
 from sologrpo.training.token_tree import TokenTree
 from sologrpo.training.trl_patches import Scores, compact_lm_head, replaced
 
@@ -32,6 +30,11 @@ from sologrpo.training.trl_patches import Scores, compact_lm_head, replaced
 GLOBALLY_NORMALISED = ("dapo", "cispo", "vespo")
 ROW_NORMALISED = ("grpo", "sapo", "dr_grpo", "luspo")
 
+# What a pass takes besides its tokens, in tokens that take as long: on a CPU measured
+# (docs/performance.md), on a GPU an estimate, since fewer tokens do not keep it busy.
+PASS_TOKENS_ON_CPU, PASS_TOKENS_ON_GPU = 32, 512
+
+Pass = tuple[list[int], int]  # its rows, and how many tokens it computes
 Result = TypeVar("Result")
 
 
@@ -40,24 +43,40 @@ class PackedScorer:
 
     Args:
         args: `train_token_budget`, which is halved where memory runs out, and `share_prompts`.
-        config: of the language model.
+        model: the policy, on its device.
         accelerator: the trainer's.
+
+    Attributes:
+        budget: tokens of a pass at most.
     """
 
-    def __init__(
-        self, args: SoloGRPOConfig, config: PretrainedConfig, accelerator: Accelerator
-    ) -> None:
-        self._budget = TokenBudget(args.train_token_budget, "training")
+    def __init__(self, args: SoloGRPOConfig, model: Model, accelerator: Accelerator) -> None:
+        config = model.config.get_text_config()
+        self._args = args
+        self._model = model
         self._accelerator = accelerator
+        self.budget = TokenBudget(args.train_token_budget or sys.maxsize, "training")
         # Other attention knows no tree, and a layer that sees a window would need its own.
         self._shares_prompts = (
             args.share_prompts and config._attn_implementation == "sdpa" and has_plain_cache(config)
         )
 
-    @property
-    def token_budget(self) -> int:
-        """Tokens of a pass; fewer than configured if memory ran out."""
-        return self._budget.tokens
+    def fit_to_memory(self) -> None:
+        """Bound a pass by the memory that is free now, if the settings leave that open."""
+        if self._args.train_token_budget is not None:
+            return
+        config = self._model.config.get_text_config()
+        with self._accelerator.autocast():
+            activations = activation_bytes(self._model)
+        token = TokenBytes.of(
+            activations,
+            config.num_hidden_layers,
+            config.hidden_size,
+            working_dtype(self._model).itemsize,
+            bool(self._args.gradient_checkpointing),
+        )
+        free = bytes_for_tensors(self._model.device)
+        self.budget = TokenBudget(max(1, token.fitting(FREE_SHARE * free)), "training")
 
     def score(self, model: torch.nn.Module, batch: Batch, compute_entropy: bool = False) -> Scores:
         """Score the completion tokens of all rows in one pass.
@@ -91,9 +110,9 @@ class PackedScorer:
         """
         completion_mask_BT = batch["completion_mask"]
 
-        def run(micro_batches: list[list[int]]) -> torch.Tensor:
+        def run(passes: list[Pass]) -> torch.Tensor:
             log_probs_BT = torch.zeros_like(completion_mask_BT, dtype=torch.float32)
-            for rows in micro_batches:
+            for rows, _ in passes:
                 log_probs = self.score(model, select_and_trim(batch, rows))[0]
                 log_probs_BT[rows, : log_probs.size(1)] = log_probs.float()
             return log_probs_BT
@@ -101,12 +120,12 @@ class PackedScorer:
         return self.within_memory(run, range(len(completion_mask_BT)), batch)
 
     def within_memory(
-        self, run: Callable[[list[list[int]]], Result], which: Iterable[int], batch: Batch
+        self, run: Callable[[list[Pass]], Result], which: Iterable[int], batch: Batch
     ) -> Result:
         """Run over rows packed by tokens; where memory runs out, again in smaller passes.
 
         Args:
-            run: takes the rows of every micro-batch.
+            run: takes the rows of every pass, and how many tokens it computes.
             which: the rows of `batch` to pack; those without completion tokens are left out.
             batch: (B, T) ids and masks.
 
@@ -116,19 +135,32 @@ class PackedScorer:
         rows = Rows.of(batch, self._shares_prompts)
         with_tokens = [row for row in which if rows.completion_T[row]]
         while True:
-            micro_batches = list(rows.packed(with_tokens, self._budget.tokens))
-            largest = max(map(rows.tokens, micro_batches), default=0)
-            most_rows = max(map(len, micro_batches), default=0)
-            with self._budget.halved_if_out_of_memory(largest, most_rows):
-                return run(micro_batches)
+            most = self.budget.tokens
+            if self._args.train_token_budget is None:
+                on_cpu = self._model.device.type == "cpu"
+                pass_tokens = PASS_TOKENS_ON_CPU if on_cpu else PASS_TOKENS_ON_GPU
+                most = rows.best_budget(with_tokens, most, pass_tokens)
+            passes = [(group, rows.tokens(group)) for group in rows.packed(with_tokens, most)]
+            largest = max((tokens for _, tokens in passes), default=0)
+            most_rows = max((len(group) for group, _ in passes), default=0)
+            with self.budget.halved_if_out_of_memory(largest, most_rows):
+                return run(passes)
 
 
 @dataclass(frozen=True)
 class MicroBatchLog:
-    """Rows and completion tokens of a micro-batch, and its metrics."""
+    """Describe what a micro-batch trained on.
+
+    Attributes:
+        rows: completions.
+        tokens: of the completions.
+        computed: tokens that the pass computed, each once.
+        metrics: what TRL logs of it.
+    """
 
     rows: int
     tokens: int
+    computed: int
     metrics: dict[str, float]
 
 
@@ -185,13 +217,14 @@ class PackedLoss:
         scale = 1.0 if scaler is None else scaler.get_scale()
 
         def run(
-            micro_batches: list[list[int]],
+            passes: list[Pass],
         ) -> tuple[torch.Tensor, list[torch.Tensor], list[MicroBatchLog]]:
             value = torch.zeros((), device=batch["completion_ids"].device)
             sums = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
             logs = []
-            for rows in micro_batches:
-                loss, log = self._forward(model, select_and_trim(batch, rows), log_sampler_kl)
+            for rows, tokens in passes:
+                trimmed = select_and_trim(batch, rows)
+                loss, log = self._forward(model, trimmed, tokens, log_sampler_kl)
                 if self._is_mean_of_rows:
                     loss = loss * len(rows) / batch["completion_ids"].size(0)
                 # Runs no hooks, unlike `backward`.
@@ -226,7 +259,7 @@ class PackedLoss:
         return prepared
 
     def _forward(
-        self, model: torch.nn.Module, batch: Batch, log_sampler_kl: bool
+        self, model: torch.nn.Module, batch: Batch, computed: int, log_sampler_kl: bool
     ) -> tuple[torch.Tensor, MicroBatchLog]:
         scores = self._scorer.score(model, batch, compute_entropy=True)
         loss, metrics = self._compute_loss(model, batch, scores)
@@ -235,7 +268,7 @@ class PackedLoss:
         if log_sampler_kl:
             metrics["sampling/kl"] = -ratios_T.log().mean().item()
         rows, tokens = len(batch["completion_ids"]), int(batch["completion_mask"].sum())
-        return loss, MicroBatchLog(rows, tokens, metrics)
+        return loss, MicroBatchLog(rows, tokens, computed, metrics)
 
 
 def rows_with_gradient(advantages_B: torch.Tensor, beta: float) -> list[int]:
@@ -258,8 +291,8 @@ def metrics_of_one_batch(logs: Sequence[MicroBatchLog]) -> dict[str, float]:
         logs: a mean is weighted by completion tokens; NaN means that a micro-batch has no value.
 
     Example:
-        >>> first = MicroBatchLog(1, 30, {"entropy": 1.0, "clip_ratio/high_max": 0.1})
-        >>> second = MicroBatchLog(2, 10, {"entropy": 3.0, "clip_ratio/high_max": 0.4})
+        >>> first = MicroBatchLog(1, 30, 50, {"entropy": 1.0, "clip_ratio/high_max": 0.1})
+        >>> second = MicroBatchLog(2, 10, 30, {"entropy": 3.0, "clip_ratio/high_max": 0.4})
         >>> metrics_of_one_batch([first, second])
         {'entropy': 1.5, 'clip_ratio/high_max': 0.4}
     """

@@ -57,11 +57,12 @@ def rehearse(trainer: SoloGRPOTrainer, run: RunArguments, console: Console) -> N
         return
     args, limit = trainer.args, trainer.args.max_completion_length
     prompts = _longest_prompts(trainer)
+    budget = trainer.train_token_budget
     try:
         with _restored(trainer):
             tokens, sampling_s = _sample(trainer, prompts, console)
             training_s = _train(trainer, prompts, console)
-            peak_gib, budget = peak_memory()[1], trainer.train_token_budget
+            peak_gib, left = peak_memory()[1], trainer.train_token_budget
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -78,9 +79,9 @@ def rehearse(trainer: SoloGRPOTrainer, run: RunArguments, console: Console) -> N
         f"{'' if tokens == limit else f' ({tokens} sampled)'}: about {seconds:.1f} s per step, "
         f"at most {peak_gib:.1f} GiB; {steps} steps like this take {duration(steps * seconds)}",
     )
-    if budget < args.train_token_budget:
+    if left < budget:
         print_warning(
-            console, f"out of memory in training: set train_token_budget {budget}, which fits"
+            console, f"out of memory in training: set train_token_budget {left}, which fits"
         )
 
 

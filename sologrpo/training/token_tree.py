@@ -1,7 +1,7 @@
 """Rows of a batch in one sequence that has each of their tokens once, and attention over it.
 
 The rows of a generation batch are a tree: tokens that all prompts begin with (the root: a system
-prompt, worked examples), the rest of each prompt (its stem), and the completions. They stand in one
+prompt, worked examples), the rest of each prompt (its stem), and the completions. They form one
 sequence without padding, so that everything but attention needs no change at all:
 
     root | stem 1, completion, completion, ... | stem 2, completion, ... | ...

@@ -31,6 +31,7 @@ from sologrpo.data.dataset import can_be_graded, stop_strings
 from sologrpo.errors import InputError
 from sologrpo.evaluation.evaluate import evaluate_greedily
 from sologrpo.model.loading import keep_trainable_in_fp32
+from sologrpo.model.merging import working_dtype
 from sologrpo.sampling.stopping import StopStrings
 from sologrpo.training.advantages import GroupRewards, find_outcome
 from sologrpo.training.checkpoint import (
@@ -59,6 +60,7 @@ from sologrpo.training.packing import Batch, row_lengths, rows_of_sequences
 from sologrpo.training.progress import StepMeter, timed
 from sologrpo.training.resampling import pick_prompts, replace_degenerate_groups
 from sologrpo.training.rollout import (
+    HALF,
     NEVER,
     GenerationBatch,
     Rollout,
@@ -72,6 +74,7 @@ from sologrpo.training.trl_patches import (
     replaced,
     truncated_kept,
 )
+from sologrpo.training.utilisation import fastest_product, useful_operations
 
 logger = logging.getLogger(__name__)
 
@@ -135,10 +138,10 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         keep_trainable_in_fp32(self.model)
         self._outcome = find_outcome(self.reward_func_names, config.outcome_reward)
         self._scorer = PackedScorer(
-            config,
-            self.accelerator.unwrap_model(self.model).config.get_text_config(),
-            self.accelerator,
+            config, self.accelerator.unwrap_model(self.model), self.accelerator
         )
+        if self.is_packed:
+            self._scorer.fit_to_memory()
         self._loss = PackedLoss(
             self._scorer, self.accelerator, self.loss_type, self._loss_of_scores
         )
@@ -327,8 +330,8 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     @property
     def train_token_budget(self) -> int:
-        """Tokens of a forward-backward pass; fewer than configured if memory ran out."""
-        return self._scorer.token_budget
+        """Tokens of a forward-backward pass at most; fewer than at first if memory ran out."""
+        return self._scorer.budget.tokens
 
     def compute_loss(
         self,
@@ -353,7 +356,8 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.meter.count("training", sum(sum(lengths[row]) for row in rows))
         off_sampler = not self._rollout.sampler.is_exact
         value, gradients, logs = self._loss.gradients(model, inputs, rows, off_sampler)
-        self._log_micro_batches(logs)
+        self._log_micro_batches(logs, sum(map(sum, lengths)))
+        self.meter.expect(self._least_seconds(logs))
         self._nonfinite.check(gradients, inputs, value, self.state.global_step + 1)
         return self._loss.of_gradients(model, value, gradients)
 
@@ -364,13 +368,25 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             loss: torch.Tensor = self._compute_loss(model, batch)
         return loss, {name: value for name, (value,) in logged.items()}
 
-    def _log_micro_batches(self, logs: list[MicroBatchLog]) -> None:
-        """Log what all processes trained on in this optimizer step."""
+    def _log_micro_batches(self, logs: list[MicroBatchLog], tokens: int) -> None:
+        """Log what all processes trained on in this optimizer step, of this many tokens of rows."""
         logs = gather_object(logs)
         metrics = self._metrics["train"]
+        computed = sum(log.computed for log in logs)
+        metrics["tokens/computed"].append(float(computed))
+        metrics["tokens/saved"].append(float(sum(gather_object([tokens])) - computed))
         metrics["trained_completions"].append(float(sum(log.rows for log in logs)))
         for name, value in metrics_of_one_batch(logs).items():
             metrics[name].append(value)
+
+    def _least_seconds(self, logs: list[MicroBatchLog]) -> float:
+        """Estimate the seconds of these passes on this device if products were all they did."""
+        model = self.accelerator.unwrap_model(self.model)
+        dtype = HALF.get(self.accelerator.mixed_precision) or working_dtype(model)
+        width = model.config.get_text_config().hidden_size
+        computed, scored = sum(log.computed for log in logs), sum(log.tokens for log in logs)
+        fastest = fastest_product(width, model.device, dtype)
+        return useful_operations(model, computed, scored) / fastest
 
     def _get_per_token_logps_and_entropies(
         self,

@@ -30,8 +30,8 @@ def settings(*arguments: str) -> SoloGRPOConfig:
     return parse_config([*ARGUMENTS, *arguments])[1]
 
 
-def planned(*arguments: str) -> MemoryPlan:
-    return plan_memory(SIZE, settings(*arguments), [100, 300], on_gpu=True)
+def planned(*arguments: str, free: int = 80 * GIB) -> MemoryPlan:
+    return plan_memory(SIZE, settings(*arguments), [100, 300], free, on_gpu=True)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen"])
@@ -84,27 +84,26 @@ def test_sampling_takes_what_is_left() -> None:
     ("arguments", "free", "four_bit", "says"),
     [
         (["--gradient_checkpointing", "true"], 16, True, None),
-        ([], 16, True, "gradient_checkpointing: true"),
+        ([], 8, True, "gradient_checkpointing: true"),
         ([], 6, True, "use a smaller model"),
         ([], 6, False, "load_in_4bit: true"),
         (["--gradient_checkpointing", "true", "--train_token_budget", "65536",
-          "--max_completion_length", "1024"], 16, True, "train_token_budget: "),
+          "--max_completion_length", "1024"], 16, True, "leave out train_token_budget"),
         (["--gradient_checkpointing", "true", "--max_completion_length", "30000"], 16, True,
          "max_completion_length"),
     ],
 )  # fmt: skip
 def test_memory_fix(arguments: list[str], free: int, four_bit: bool, says: str | None) -> None:
     args = settings(*arguments)
-    fix = memory_fix(plan_memory(SIZE, args, [300], on_gpu=True), free * GIB, args, four_bit)
+    plan = plan_memory(SIZE, args, [300], free * GIB, on_gpu=True)
+    fix = memory_fix(plan, free * GIB, args, four_bit)
     assert (fix is None) == (says is None)
     assert (says or "") in (fix or "")
 
 
-def test_a_proposed_budget_fits() -> None:
-    wide = ("--gradient_checkpointing", "true", "--max_completion_length", "1024")
-    args = settings(*wide, "--train_token_budget", "65536")
-    fix = memory_fix(plan_memory(SIZE, args, [300], on_gpu=True), 16 * GIB, args, four_bit=True)
-    assert fix is not None
-    args = settings(*wide, "--train_token_budget", fix.rpartition(" ")[2])
-    plan = plan_memory(SIZE, args, [300], on_gpu=True)
-    assert memory_fix(plan, 16 * GIB, args, four_bit=True) is None
+def test_a_pass_is_made_to_fit() -> None:
+    long = ("--gradient_checkpointing", "true", "--max_completion_length", "1024")
+    plans = {free: planned(*long, free=free * GIB) for free in (9, 12, 80)}
+    assert plans[9].trained_tokens < plans[12].trained_tokens < plans[80].trained_tokens
+    for free, plan in plans.items():
+        assert memory_fix(plan, free * GIB, settings(*long), four_bit=True) is None

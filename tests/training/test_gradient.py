@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers.models.llama.modeling_llama import LlamaModel
+from peft import LoraConfig, get_peft_model
+from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaModel
 from trl import GRPOTrainer
 
 from fixed_rollouts import (
@@ -268,6 +269,25 @@ def test_what_packing_does_not_cover(
         else:
             setattr(args, name, value)
     assert reason in str(unpacked_reason(args, arguments))
+
+
+class LayersWithAState(LlamaForCausalLM):
+    _is_stateful = True
+
+
+class AttentionOfItsOwn(LlamaForCausalLM):
+    _supports_attention_backend = False
+
+
+@pytest.mark.parametrize("model_class", [LayersWithAState, AttentionOfItsOwn])
+def test_rows_that_could_mix_are_not_packed(
+    model_class: type[LlamaForCausalLM], tiny_llama: Path, tmp_path: Path
+) -> None:
+    args = config(tmp_path)
+    assert unpacked_reason(args, {"model": str(tiny_llama)}) is None
+    model = model_class.from_pretrained(tiny_llama)
+    for given in (model, get_peft_model(model, LoraConfig())):
+        assert "may mix rows" in str(unpacked_reason(args, {"model": given}))
 
 
 def test_gradients_are_scaled_once_for_fp16(tiny_llama: Path, tmp_path: Path) -> None:

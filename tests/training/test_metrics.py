@@ -323,6 +323,12 @@ def test_which_tokens_the_rates_count(loss_type: str, tiny_llama: Path, tmp_path
     # Groups 2 and 4 of `MIXED` are constant: packed training leaves them out, TRL's does not.
     trained = seen if loss_type == "bnpo" else seen[:4] + seen[8:12]
     assert counted["training"] == pytest.approx(sum(map(sum, trained)))
+    if loss_type == "dapo":
+        # Each prompt once for its group but for the last token, which each completion begins with.
+        prompts = seen[0][0] - 1 + seen[8][0] - 1
+        root = row["tokens/computed"] - sum(completion for _, completion in trained) - prompts
+        assert -min(seen[0][0], seen[8][0]) < root <= 0  # what both begin with comes once
+        assert row["tokens/saved"] == sum(map(sum, seen)) - row["tokens/computed"]
 
 
 def test_weights_are_sent_to_vllm_once_a_step(tiny_llama: Path, tmp_path: Path) -> None:

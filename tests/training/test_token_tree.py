@@ -1,5 +1,6 @@
 """A sequence that has each token once gives what the rows give one by one."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sologrpo.training import token_tree
-from sologrpo.training.packing import Batch, Rows
+from sologrpo.training.packing import SMALLEST_BUDGET, Batch, Rows
 from sologrpo.training.token_tree import TokenTree
 
 tokens = st.integers(3, 99)
@@ -147,3 +148,35 @@ def test_rows_of_a_prompt_stay_together() -> None:
     rows = Rows(["a", "b", "a", "b"], [10] * 4, [5] * 4)
     assert list(rows.packed(range(4), 19)) == [[0, 2], [1, 3]]
     assert list(rows.packed(range(4), 38)) == [[0, 2, 1, 3]]
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=24),
+    budget=st.integers(1, 200),
+)
+def test_every_row_is_in_one_pass_within_the_budget(
+    rows: list[tuple[int, int]], budget: int
+) -> None:
+    """`packed` counts as `tokens` does, and as the tree that is built of them."""
+    prompt_T = {0: 8, 1: 9, 2: 12, 3: 20}
+    tree = Rows(
+        [p for p, _ in rows], [prompt_T[p] for p, _ in rows], [t for _, t in rows], root_T=5
+    )
+    groups = list(tree.packed(range(len(rows)), budget))
+    assert sorted(row for group in groups for row in group) == list(range(len(rows)))
+    assert all(tree.tokens(group) <= budget or len(group) == 1 for group in groups)
+    for group, following in pairwise(groups):  # no pass ends early
+        assert tree.tokens([*group, following[0]]) > budget
+
+
+def test_passes_are_large_where_that_saves_work() -> None:
+    def best(prompt_T: int, root_T: int, most: int = 2**20, pass_tokens: int = 0) -> int:
+        prompts = [row // 8 for row in range(64)]
+        rows = Rows(prompts, [prompt_T] * 64, [60] * 64, root_T)
+        return rows.best_budget(range(64), most, pass_tokens)
+
+    assert best(30, 0) == SMALLEST_BUDGET  # nothing is shared but with neighbours
+    assert best(1000, 950) >= 950 + 8 * 50 + 64 * 60  # one pass
+    assert best(1000, 950, most=3000) == 3000
+    assert best(1000, 950, most=10) == 10  # rows are passed through one by one
+    assert best(30, 0, pass_tokens=2000) > SMALLEST_BUDGET
