@@ -82,7 +82,7 @@ def measure_run(bench: Bench, row: Row, trainer: str) -> None:
 
 
 def train_command(model: Path, folder: str, *settings: str) -> list[str]:
-    """Build the command line of the quickstart, in a folder of its own."""
+    """Build the command line of the quickstart; its run directory is in the folder."""
     return [
         sys.executable, "train.py", "--config", str(CONFIG), "--output_dir", f"{folder}/run",
         "--model_name_or_path", str(model), "--dataset_name", "quickstart", *settings,
