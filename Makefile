@@ -68,10 +68,11 @@ smoke: model  ## train a few steps of each recipe family; DATA=folder for other 
 			$(if $(DATA),--dataset_name "$(DATA)") || exit 1; \
 	done
 
-# `make bench PARTS="step sampling"` measures those alone; benchmarks/cpu.py lists the parts.
-# The tables are written even if a part has failed.
-bench: model  ## measure against stock TRL on a CPU, two hours; PARTS="step sampling" for less
-	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python benchmarks/cpu.py $(if $(PARTS),--parts "$(PARTS)"); \
+# `make bench PARTS="goals grid" MINUTES=30 SEED=1`; benchmarks/cpu.py lists the parts. Run again, it
+# continues where it stopped. The tables are written even if a part has failed.
+bench: model  ## measure against stock TRL on a CPU, two hours; PARTS="goals grid" or MINUTES=30 for less
+	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python benchmarks/cpu.py $(if $(PARTS),--parts "$(PARTS)") \
+		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)); \
 		status=$$?; $(BIN)/python benchmarks/performance_tables.py && exit $$status
 
 # In parallel, with one thread each. Tests of a file share fixtures, so a file stays in one process.

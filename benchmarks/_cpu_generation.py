@@ -4,10 +4,9 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from _cpu_training import compare_sampling, step_workload
-from _measure import Row, alternate, compare, free_memory, timed
-from _sizes import Bench, Sizes
-from _trainers import build, settings_for
+from _measure import Row, alternate, compare, timed
+from _sizes import Bench
+from _trainers import build, quickstart_workload, settings_for
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -16,46 +15,47 @@ from sologrpo.data.dataset import load_test_prompts, prompt_token_ids
 from sologrpo.evaluation.evaluate import generate_records
 from sologrpo.model.loading import load_base_model, load_tokenizer
 
-
-def part_sampling(bench: Bench) -> None:
-    """Measure useful completion tokens per second, at the quickstart's width."""
-    sizes = bench.sizes
-    for i, limit in enumerate(sizes.sampling_tokens):
-        workload = step_workload(bench, max_completion_length=limit)
-        contenders = build(["stock", "solo"], workload)
-        dataset = workload.dataset.select(range(sizes.sampling_prompts))
-        distinct = prompt_token_ids(dataset["prompt"], workload.tokenizer)
-        prompts = [ids for ids in distinct for _ in range(sizes.generations)]
-        for contender in contenders.values():  # warm-up: one group
-            contender.sample(prompts[: sizes.generations])
-        seconds = bench.report.time_left() / (len(sizes.sampling_tokens) - i)
-        measure = partial(compare_sampling, contenders, prompts, sizes.repeats, seconds)
-        bench.variant("sampling", measure, limit=limit)
-        del contenders, contender, measure
-        free_memory()
+GENERATIONS = 8
+EVALUATION_TOKENS = 48  # as in the quickstart
 
 
-def part_evaluation(bench: Bench) -> None:
-    """Measure greedy answers to test problems, and compare them."""
+def measure_sampling(bench: Bench, row: Row, limit: int) -> None:
+    """Compare useful completion tokens per second, at the quickstart's prompts and width.
+
+    Args:
+        bench: names the policy, and how much to sample.
+        row: gets tokens per second, tokens and seconds.
+        limit: of the tokens of a completion.
+    """
+    limit //= bench.sizes.shrink
+    settings = settings_for(bench.model, bench.scratch, max_completion_length=limit)
+    workload = quickstart_workload(settings)
+    contenders = build(["stock", "solo"], workload)
+    dataset = workload.dataset.select(range(bench.sizes.sampling_prompts))
+    distinct = prompt_token_ids(dataset["prompt"], workload.tokenizer)
+    prompts = [ids for ids in distinct for _ in range(GENERATIONS)]
+    for contender in contenders.values():  # warm-up: one group
+        contender.sample(prompts[:GENERATIONS])
+    runs = {name: partial(contender.sample, prompts) for name, contender in contenders.items()}
+    measured = alternate(runs, bench.sizes.rounds, bench.sizes.seconds, at_least=2)
+    row |= compare(measured, "tokens_per_s", rate=True)
+    row["rows"] = len(prompts)
+    row["seconds"] = {name: [round(run["seconds"], 4) for run in measured[name]] for name in runs}
+    row["tokens"] = {name: [run["tokens"] for run in measured[name]] for name in runs}
+
+
+def measure_evaluation(bench: Bench, row: Row) -> None:
+    """Compare greedy answers to test problems: the notebook's loop, and ours.
+
+    Args:
+        bench: names the policy, and how many problems.
+        row: gets the seconds, the equal completions and the right answers.
+    """
     run, _, model_args = settings_for(bench.model, bench.scratch)
     tokenizer = load_tokenizer(str(bench.model))
     problems = load_test_prompts(run, bench.sizes.problems, 0, tokenizer)
-    policy = load_base_model(model_args)
-    seconds = bench.report.time_left()
-    measure = partial(compare_evaluation, policy, tokenizer, problems, bench.sizes, seconds)
-    bench.variant("evaluation", measure)
-
-
-def compare_evaluation(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    problems: Dataset,
-    sizes: Sizes,
-    seconds: float,
-    row: Row,
-) -> None:
-    """Time both ways of generating the answers, and count those that are equal."""
-    limit = sizes.evaluation_tokens
+    model = load_base_model(model_args)
+    limit = EVALUATION_TOKENS // bench.sizes.shrink
     ways: dict[str, Callable[[Dataset], list[str]]] = {
         "notebook": lambda rows: notebook_completions(model, tokenizer, rows, limit),
         "solo": lambda rows: [
@@ -63,13 +63,14 @@ def compare_evaluation(
         ],
     }
 
-    def run(name: str, _: int) -> Row:
+    def answer(name: str, _: int) -> Row:
         spent, completions = timed(lambda: ways[name](problems))
         return {"seconds": spent, "completions": completions}
 
     for way in ways.values():
         way(problems.select(range(min(8, len(problems)))))
-    measured = alternate({name: partial(run, name) for name in ways}, sizes.repeats, seconds)
+    runs = {name: partial(answer, name) for name in ways}
+    measured = alternate(runs, bench.sizes.rounds, bench.sizes.seconds, at_least=2)
     row |= compare(measured, "seconds")
     theirs, ours = (measured[name][0]["completions"] for name in ways)
     row["problems"] = len(problems)

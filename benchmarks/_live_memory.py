@@ -6,10 +6,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry
+
+aten = torch.ops.aten
+GEMMS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
 
 
 class LiveMemory(TorchDispatchMode):
-    """Adds up the storages of all tensors that are created in its context, until they are freed.
+    """Adds up the storages of all tensors that are used in its context, until they are freed.
 
     The equivalent on a CPU of `torch.cuda.max_memory_allocated`, without the memory that a kernel
     allocates while it runs.
@@ -17,11 +21,13 @@ class LiveMemory(TorchDispatchMode):
     Attributes:
         now: live bytes.
         peak: the most live bytes at one time.
+        gemm_flop: floating point operations of the matrix products; not those of attention, which
+            is another kernel.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = self.peak = 0
+        self.now = self.peak = self.gemm_flop = 0
         self._known: weakref.WeakKeyDictionary[torch.UntypedStorage, int]
         self._known = weakref.WeakKeyDictionary()
 
@@ -34,6 +40,8 @@ class LiveMemory(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
                 self._count(tensor.untyped_storage())
         self.peak = max(self.peak, self.now)
+        if func.overloadpacket in GEMMS:
+            self.gemm_flop += flop_registry[func.overloadpacket](*args, out_val=made)
         return made
 
     def _count(self, storage: torch.UntypedStorage) -> None:

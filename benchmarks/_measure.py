@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import platform
+import re
 import statistics
 import time
 import traceback
@@ -142,14 +143,15 @@ class PhaseClock:
 
 
 def alternate(
-    runs: Mapping[str, Callable[[int], Row]], repeats: int, seconds: float
+    runs: Mapping[str, Callable[[int], Row]], repeats: int, seconds: float, at_least: int = 1
 ) -> dict[str, list[Row]]:
     """Run A, B, A, B, ..., so that a slow machine slows down both.
 
     Args:
         runs: what to measure by name; each is called with the number of the round.
         repeats: rounds.
-        seconds: no round begins that would probably end later than this; the first always does.
+        seconds: no round begins that would probably end later than this.
+        at_least: rounds that begin anyway.
 
     Returns:
         What the calls returned, by name.
@@ -160,7 +162,7 @@ def alternate(
         for name, run in runs.items():
             measured[name].append(run(i))
         elapsed = time.perf_counter() - start
-        if elapsed * (i + 2) / (i + 1) > seconds:
+        if i + 1 >= at_least and elapsed * (i + 2) / (i + 1) > seconds:
             break
     return measured
 
@@ -188,17 +190,8 @@ def compare(measured: dict[str, list[Row]], key: str, rate: bool = False) -> Row
     return {key: values, "median": medians, "ratio": rounded}
 
 
-def earlier_rows(path: Path, settings: dict[str, Any], replaced: Row) -> list[Row]:
-    """Return the rows of a report that are kept when a part of it is measured again.
-
-    Args:
-        path: the report.
-        settings: of the new measurement.
-        replaced: labels of the rows that are to be measured again.
-
-    Returns:
-        The other rows; none if they come from another machine, or from other versions or settings.
-    """
+def earlier_rows(path: Path, settings: dict[str, Any]) -> list[Row]:
+    """Return the rows of a report; none if machine, versions or settings were others."""
     if not path.exists():
         return []
     data = json.loads(path.read_text())
@@ -206,7 +199,8 @@ def earlier_rows(path: Path, settings: dict[str, Any], replaced: Row) -> list[Ro
     if {name: data[name] for name in now} != json.loads(json.dumps(now, default=str)):
         print(f"{path.name}: measured elsewhere or under other settings; its rows are dropped")
         return []
-    return [row for row in data["rows"] if not replaced.items() <= row.items()]
+    rows: list[Row] = data["rows"]
+    return rows
 
 
 class Report:
@@ -284,6 +278,16 @@ class Report:
         """Record a variant that this machine cannot run."""
         self.data["rows"].append({"part": part, **labels, "skipped": reason})
         self.flush()
+
+
+def resident_gib(field: str, process: int | str = "self") -> float:
+    """Read the memory of a process in GiB: current (`VmRSS`) or peak (`VmHWM`).
+
+    Not `ru_maxrss`, which a process inherits from the one that started it.
+    """
+    status = Path(f"/proc/{process}/status").read_text()
+    found = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(found[1]) / 2**20 if found else 0.0  # a process that has ended has none
 
 
 def describe_machine() -> dict[str, Any]:

@@ -4,7 +4,6 @@ Both are measured from outside, through `train()` and `_generate_single_turn`, a
 """
 
 import copy
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _by_position import by_position
 from _measure import timed
 from datasets import Dataset
 from transformers import (
@@ -34,12 +34,7 @@ Settings = tuple[RunArguments, SoloGRPOConfig, ModelConfig]
 Gradients = dict[str, torch.Tensor]
 Times = dict[str, Any]
 
-# Names of the contenders in the results, their classes and their settings.
-CONTENDERS: dict[str, tuple[type, dict[str, Any]]] = {
-    "stock": (GRPOTrainer, {}),
-    "solo": (SoloGRPOTrainer, {}),
-    "solo_unshared": (SoloGRPOTrainer, {"share_prompts": False}),
-}
+CONTENDERS = {"stock": GRPOTrainer, "solo": SoloGRPOTrainer}
 
 # The quickstart, made repeatable: a learning rate of 0 leaves the policy unchanged, so every repeat
 # is the same step. Gradients are not clipped, which would hide a wrong scale.
@@ -58,9 +53,6 @@ REPEATABLE: dict[str, Any] = {
     "log_completions": False,
     "disable_tqdm": True,
 }
-
-# Rewards of a group with signal as the quickstart gives them: 0.2 for the format, 1 for the answer.
-SIGNAL = (1.2, 0.2, 0.0, 0.2, 0.0, 1.2, 0.2, 0.2)
 
 
 def settings_for(model: str | Path, output_dir: Path, **changes: Any) -> Settings:
@@ -81,32 +73,24 @@ class Workload:
         tokenizer: of the policy.
         dataset: rows with `prompt`.
         load_model: loads the frozen weights, again for each contender.
-        degenerate: share of the groups whose completions all have the same reward; they come last.
+        signal: share of the groups whose completions differ in their rewards; they come first.
         prompts: token ids of the prompts, one for each completion, once they are known.
         completions: token ids that every contender trains on, once they are known.
         invent: makes completions for prompts; without it the first contender samples them.
-        kept_in: file that passes prompts and completions to the next process, if any.
     """
 
     settings: Settings
     tokenizer: PreTrainedTokenizerBase
     dataset: Dataset
     load_model: Callable[[], PreTrainedModel]
-    degenerate: float = 0.0
+    signal: float = 1.0
     prompts: list[list[int]] | None = None
     completions: list[list[int]] | None = None
     invent: Callable[[list[list[int]]], list[list[int]]] | None = None
-    kept_in: Path | None = None
 
     def rewards(self, completions: list[Any], **_: Any) -> list[float]:
         """Score by position alone."""
-        group = self.settings[1].num_generations
-        n_groups = len(completions) // group
-        n_signal = n_groups - round(self.degenerate * n_groups)
-        return [
-            SIGNAL[row % group % len(SIGNAL)] if row // group < n_signal else 0.0
-            for row in range(len(completions))
-        ]
+        return by_position(len(completions), self.settings[1].num_generations, self.signal)
 
     def keep(self, prompts: list[list[int]], completions: list[list[int]]) -> None:
         """Use these completions for all contenders from now on."""
@@ -121,16 +105,6 @@ class Workload:
         if self.completions is None or prompts != self.prompts:
             raise RuntimeError("a contender was given other prompts than those of the completions")
         return self.completions
-
-    def save(self) -> None:
-        """Write prompts and completions for another process."""
-        if self.kept_in is not None:
-            self.kept_in.write_text(json.dumps([self.prompts, self.completions]))
-
-    def load(self) -> None:
-        """Read what `save` wrote, if it has."""
-        if self.kept_in is not None and self.kept_in.exists():
-            self.keep(*json.loads(self.kept_in.read_text()))
 
     def describe(self) -> dict[str, float]:
         """Count the tokens that are trained on."""
@@ -237,15 +211,11 @@ class Contender(TrainerCallback):  # type: ignore[misc]
 
 
 def _build_trainer(name: str, workload: Workload) -> GRPOTrainer:
-    trainer_class, changes = CONTENDERS[name]
     _, args, model_args = workload.settings
-    args = copy.copy(args)
-    for key, value in changes.items():
-        setattr(args, key, value)
-    trainer = trainer_class(
+    trainer = CONTENDERS[name](
         model=workload.load_model(),
         reward_funcs=workload.rewards,
-        args=args,
+        args=copy.copy(args),
         train_dataset=workload.dataset,
         processing_class=workload.tokenizer,
         peft_config=get_peft_config(model_args),

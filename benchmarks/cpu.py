@@ -1,97 +1,131 @@
 """SoloGRPO compared with stock TRL on a CPU: `make bench`, or a part of it.
 
-    python benchmarks/cpu.py --parts step,sampling
+    python benchmarks/cpu.py --parts "goals grid" --minutes 30
 
-step        one training step on the same completions, for several shares of groups without signal
-sharing     the same with and without prompts shared by a group
-variants    the same with a reference model, and with two steps on one batch
+goals       training steps on the batches that docs/performance.md gives goals for
+grid        training steps on about 24 kinds of batches, chosen by a seed
+user        whole steps as users get them: a script with TRL's defaults, and train.py
 sampling    completion tokens per second
 evaluation  greedy answers to test problems, compared with a widely copied loop
-memory      peak memory of a process that takes one complete step
-growth      a step as the group, the completions and the model grow
-run         the quickstart until it reaches a given reward
+run         the quickstart, and stock TRL until it reaches the same reward
 
-Each part runs in separate processes, because glibc reads its settings when a process starts:
-`plain` is glibc's default, `tuned` is what `make quickstart` sets. Both contenders always share
-one process and take turns in it. Rows are written to a JSON file as they are measured; measuring a
-part again replaces its rows. `python benchmarks/performance_tables.py` writes the tables.
+Each row is measured in a separate process, in which both contenders take turns; in `user` and `run`
+each has its own. The row is written to a JSON file at once, and measured again only if the code in
+`sologrpo/` has changed since, so an interrupted benchmark continues where it stopped.
+`python benchmarks/performance_tables.py` writes the tables.
 """
 
 import argparse
 import datetime
+import hashlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # `sologrpo`, whether or not the project is installed
 
-from _measure import Report, earlier_rows  # noqa: E402
-from _sizes import SMOKE, Bench, Sizes  # noqa: E402
+from _cpu_generation import measure_evaluation, measure_sampling  # noqa: E402
+from _cpu_run import measure_run, measure_user  # noqa: E402
+from _grid import FIXED, Cell, grid, measure_cell  # noqa: E402
+from _measure import Report, Row, earlier_rows  # noqa: E402
+from _sizes import REHEARSAL, Bench, Sizes  # noqa: E402
+from performance_tables import one_line  # noqa: E402
 from reward_throughput import cpu_name  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/cpu.json"
-SMOKE_RESULTS = ROOT / "runs/bench-smoke.json"
+REHEARSED = ROOT / "runs/bench-rehearsal.json"
 MODEL = ROOT / "models/SmolLM2-135M-Instruct"
 
-# In addition to `prepare_cpu`, which a process calls itself: HUGE_PAGES of the Makefile.
-TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-GRACE = 90.0  # seconds for loading, and for finishing a variant after the budget is spent
+# glibc keeps freed memory, and asks the kernel for large pages. The same for both contenders, and
+# what `sologrpo/device.py` and the Makefile set.
+ALLOCATOR = {
+    "hugetlb": 1, "mmap_max": 0, "arena_max": 1, "trim_threshold": 2**31 - 1, "top_pad": 2**28,
+}  # fmt: skip
+START = 25.0  # seconds for imports, and for loading two models
+OVERDUE = 5  # times the estimate, after which a process is ended
 END = 10.0  # seconds for a job to end the processes that it has started
 
 
 @dataclass(frozen=True)
 class Job:
-    """A part under one setting of the allocator, and its seconds."""
+    """A row to be measured.
+
+    Attributes:
+        part: of the benchmark.
+        labels: of the row.
+        seconds: estimate on two cores, to plan with.
+        measure: fills the row.
+        tuned: prepare the allocator; the processes of users do that themselves, or do not.
+    """
 
     part: str
-    allocator: str
+    labels: dict[str, Any]
     seconds: float
-    contender: str | None = None
+    measure: Callable[[Bench, Row], None]
+    tuned: bool = True
 
-    def labels(self) -> dict[str, Any]:
-        """Labels of its rows."""
-        labels = {"allocator": self.allocator}
-        return labels if self.contender is None else {**labels, "contender": self.contender}
-
-
-# An hour and twenty minutes without the runs, and half an hour for them, on two slow cores.
-JOBS = (
-    Job("step", "plain", 900),
-    Job("step", "tuned", 900),
-    Job("sharing", "tuned", 360),
-    Job("variants", "tuned", 800),
-    Job("sampling", "tuned", 200),
-    Job("evaluation", "tuned", 600),
-    Job("memory", "plain", 330, "stock"),
-    Job("memory", "plain", 100, "solo"),
-    Job("memory", "tuned", 100, "solo"),
-    Job("growth", "tuned", 400),
-    Job("run", "tuned", 1800),
-)
-PARTS = tuple(dict.fromkeys(job.part for job in JOBS))
+    def is_of(self, row: Row) -> bool:
+        """Check whether a row is that of this job."""
+        return {"part": self.part, **self.labels}.items() <= row.items()
 
 
-def run_job(job: Job, args: argparse.Namespace, samples: Path) -> bool:
-    """Run one job in a separate process; return True if it succeeded."""
+def list_jobs(seed: int) -> list[Job]:
+    """List all jobs, in the order in which they run."""
+    return [
+        *(_cell_job("goals", cell, {}) for cell in FIXED),
+        *(_cell_job("grid", cell, {"seed": seed}) for cell in grid(seed)),
+        *(
+            Job("user", labels, 150, partial(measure_user, **labels), tuned=False)
+            for labels in (
+                {"contender": "stock", "signal": 1.0},
+                {"contender": "solo", "signal": 1.0},
+                {"contender": "solo", "signal": 0.25},
+            )
+        ),
+        *(
+            Job("sampling", {"limit": n}, 150, partial(measure_sampling, limit=n))
+            for n in (48, 128)
+        ),
+        Job("evaluation", {}, 400, measure_evaluation),
+        *(
+            Job("run", {"trainer": name}, 900, partial(measure_run, trainer=name), tuned=False)
+            for name in ("solo", "stock")
+        ),
+    ]
+
+
+def _cell_job(part: str, cell: Cell, labels: dict[str, Any]) -> Job:
+    # A step that does not count and two that do, of stock TRL; ours takes as long at worst.
+    seconds = START + 2 * 3 * cell.seconds
+    return Job(part, cell.labels() | labels, seconds, partial(measure_cell, cell=cell))
+
+
+PARTS = ("goals", "grid", "user", "sampling", "evaluation", "run")
+
+
+def run_job(job: Job, place: int, args: argparse.Namespace) -> bool:
+    """Run the job at a place of the list in a separate process; return True if it succeeded."""
     command = [
-        sys.executable, str(Path(__file__)), "--worker", str(JOBS.index(job)),
-        "--samples", str(samples), "--model", str(args.model), "--out", str(args.out),
+        sys.executable, str(Path(__file__)), "--worker", str(place), "--seed", str(args.seed),
+        "--model", str(args.model), "--out", str(args.out),
     ]  # fmt: skip
-    if args.smoke:
-        command.append("--smoke")
-    print(f"== {job.part}, {', '.join(job.labels().values())} ==", flush=True)
-    process = subprocess.Popen(command, env=environment(job.allocator), cwd=ROOT)
+    if args.rehearse:
+        command.append("--rehearse")
+    process = subprocess.Popen(command, env=environment(job.tuned), cwd=ROOT)
+    limit = OVERDUE * job.seconds
     try:
-        return process.wait(timeout=job.seconds + GRACE) == 0
+        return process.wait(timeout=limit) == 0
     except subprocess.TimeoutExpired:
-        print(f"{job.part}: ended after {job.seconds + GRACE:.0f} s; its rows so far are kept")
+        print(f"{job.part} {job.labels}: ended after {limit:.0f} s")
         return False
     finally:
         end(process)
@@ -107,38 +141,49 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def environment(allocator: str) -> dict[str, str]:
+def environment(tuned: bool) -> dict[str, str]:
     """Build the environment of a job, with only these settings of glibc's allocator."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     ours.pop("GLIBC_TUNABLES", None)
     ours |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return ours | TUNABLES if allocator == "tuned" else ours
+    tunables = ":".join(f"glibc.malloc.{name}={value}" for name, value in ALLOCATOR.items())
+    return ours | {"GLIBC_TUNABLES": tunables} if tuned else ours
 
 
 def work(job: Job, args: argparse.Namespace) -> bool:
-    """Measure one job in this process; return True if every variant succeeded."""
-    from _cpu_generation import part_evaluation, part_sampling
-    from _cpu_run import part_run
-    from _cpu_training import part_growth, part_memory, part_sharing, part_step, part_variants
-
+    """Measure one row in this process; return True if it succeeded."""
     from sologrpo.console import quiet_libraries
-    from sologrpo.device import prepare_cpu
 
-    parts = {
-        "step": part_step, "sharing": part_sharing, "variants": part_variants,
-        "sampling": part_sampling, "evaluation": part_evaluation, "memory": part_memory,
-        "growth": part_growth, "run": part_run,
-    }  # fmt: skip
     quiet_libraries()
-    if job.allocator == "tuned":
-        prepare_cpu()
-    sizes = SMOKE if args.smoke else Sizes()
-    settings = {"cpu": cpu_name(), "model": args.model.name, "dtype": "float32", **asdict(sizes)}
-    kept = earlier_rows(args.out, settings, {"part": job.part, **job.labels()})
-    report = Report(args.out, settings, job.seconds, kept)
+    settings = settings_of(args)
+    kept = [row for row in earlier_rows(args.out, settings) if not job.is_of(row)]
+    report = Report(args.out, settings, float("inf"), kept)
     report.set("date", datetime.datetime.now(datetime.UTC).date().isoformat())
-    parts[job.part](Bench(report, args.model, sizes, args.samples, job.labels()))
-    return not any("error" in row for row in report.data["rows"][len(kept) :])
+    sizes = REHEARSAL if args.rehearse else Sizes()
+    with tempfile.TemporaryDirectory(prefix="sologrpo-bench-") as folder:
+        bench = Bench(report, args.model, sizes, Path(folder), args.seed)
+        return report.variant(
+            job.part, partial(job.measure, bench), **job.labels, code=code_version()
+        )
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Collect the settings that all rows of a file have in common."""
+    sizes = REHEARSAL if args.rehearse else Sizes()
+    return {"cpu": cpu_name(), "model": args.model.name, **asdict(sizes)}
+
+
+def code_version() -> str:
+    """Compute a short hash of the code that is measured."""
+    digest = hashlib.sha256()
+    for file in sorted((ROOT / "sologrpo").rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def is_measured(job: Job, rows: list[Row], code: str) -> bool:
+    """Check whether a row of this job exists that the same code gave."""
+    return any(job.is_of(row) and row["code"] == code and "error" not in row for row in rows)
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -148,11 +193,14 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--parts", default=",".join(PARTS), help="which parts (default: all)")
+    add("--minutes", type=float, default=float("inf"), help="stop when they are over; run the "
+        "same command again to continue")  # fmt: skip
+    add("--seed", type=int, default=0, help="of the cells of the grid and their lengths")
+    add("--again", action="store_true", help="measure again what is measured already")
     add("--model", type=Path, default=MODEL, help="folder of the policy; `make model` fetches it")
     add("--out", type=Path, help="results (default: benchmarks/results/cpu.json)")
-    add("--smoke", action="store_true", help="tiny sizes, to check that all parts work")
-    add("--worker", type=int, help=argparse.SUPPRESS)  # place in `JOBS`
-    add("--samples", type=Path, help=argparse.SUPPRESS)
+    add("--rehearse", action="store_true", help="tiny sizes, to check that all parts work")
+    add("--worker", type=int, help=argparse.SUPPRESS)  # place in `list_jobs`
     args = parser.parse_args(argv)
     args.parts = args.parts.replace(",", " ").split()
     unknown = set(args.parts) - set(PARTS)
@@ -161,7 +209,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     args.model = args.model.resolve()
     if not (args.model / "config.json").is_file():
         parser.error(f"no model in {args.model}: make model fetches SmolLM2-135M-Instruct")
-    args.out = (args.out or (SMOKE_RESULTS if args.smoke else RESULTS)).resolve()
+    args.out = (args.out or (REHEARSED if args.rehearse else RESULTS)).resolve()
     return args
 
 
@@ -169,16 +217,38 @@ def main() -> None:
     """Run the jobs of all chosen parts."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # `finally` runs
     args = parse_args()
+    jobs = list_jobs(args.seed)
     if args.worker is not None:
-        sys.exit(0 if work(JOBS[args.worker], args) else 1)
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="sologrpo-bench-") as folder:
-        samples = Path(folder) / "completions.json"
-        jobs = [job for job in JOBS if job.part in args.parts]
-        failed = [job for job in jobs if not run_job(job, args, samples)]
-    print(f"all parts: {time.perf_counter() - start:.0f} s")
+        sys.exit(0 if work(jobs[args.worker], args) else 1)
+    rows, code = earlier_rows(args.out, settings_of(args)), code_version()
+    todo = [
+        (place, job)
+        for place, job in enumerate(jobs)
+        if job.part in args.parts and (args.again or not is_measured(job, rows, code))
+    ]
+    estimate = sum(job.seconds for _, job in todo) / 60
+    print(f"seed {args.seed}: {len(todo)} rows to measure, about {estimate:.0f} min", flush=True)
+    failed = measure_all(todo, args)
     if failed:
-        sys.exit("failed: " + "; ".join(" ".join([j.part, *j.labels().values()]) for j in failed))
+        sys.exit("failed: " + "; ".join(f"{job.part} {job.labels}" for job in failed))
+
+
+def measure_all(todo: list[tuple[int, Job]], args: argparse.Namespace) -> list[Job]:
+    """Run jobs one after another, as far as the time allows; return those that failed."""
+    start, planned, pace, failed = time.perf_counter(), 0.0, 1.0, []
+    for done, (place, job) in enumerate(todo):
+        elapsed = time.perf_counter() - start
+        if elapsed + pace * job.seconds > 60 * args.minutes:
+            print(f"time is up: {len(todo) - done} rows are left; the same command continues")
+            break
+        if not run_job(job, place, args):
+            failed.append(job)
+            continue
+        row = next(row for row in earlier_rows(args.out, settings_of(args)) if job.is_of(row))
+        print(one_line(row), flush=True)
+        planned += job.seconds
+        pace = (time.perf_counter() - start) / planned
+    return failed
 
 
 if __name__ == "__main__":

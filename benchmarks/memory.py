@@ -21,7 +21,13 @@ sys.path.insert(0, str(ROOT))  # `sologrpo`, whether or not the project is insta
 
 import torch  # noqa: E402
 from _llama import SHAPES, build_config  # noqa: E402
-from transformers import PretrainedConfig, Qwen2Config, Qwen3Config  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from sologrpo.config.parsing import parse_config  # noqa: E402
 from sologrpo.model.memory import bytes_for_tensors, free_bytes  # noqa: E402
@@ -35,7 +41,7 @@ BEGIN, END = "<!-- memory:begin -->", "<!-- memory:end -->"
 GIB = 2**30
 
 # Sizes of the steps that are measured, and activation checkpointing.
-GENERATIONS, TOKENS = 8, 256
+PROMPTS, PROMPT_TOKENS, GENERATIONS, TOKENS = 2, 100, 8, 256
 CASES = [("25m", False), ("135m", False), ("135m", True), ("360m", False), ("360m", True)]
 
 CARDS = (16, 24, 40, 80)
@@ -63,7 +69,7 @@ def config_of(model: str) -> PretrainedConfig:
 
 def measure(shape: str, checkpointing: bool) -> dict[str, Any]:
     """Take one step in this process; return GiB planned and measured."""
-    from _cpu_training import resident_gib
+    from _measure import resident_gib
 
     from sologrpo.console import quiet_libraries
     from sologrpo.device import prepare_cpu
@@ -90,28 +96,41 @@ def measure(shape: str, checkpointing: bool) -> dict[str, Any]:
 
 def one_step(shape: str, checkpointing: bool) -> tuple[Footprint, MemoryPlan, int]:
     """Take one step; return sizes and plan of its run, and the peak bytes of its tensors."""
-    from _cpu_training import growth_workload
     from _live_memory import LiveMemory
-    from _sizes import Bench, Sizes
-    from _trainers import build
+    from _llama import build_prompts, build_tokenizer
+    from _trainers import Workload, build, settings_for
 
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(None, Path(), Sizes(), Path(folder) / "samples", {})  # type: ignore[arg-type]
-        workload = growth_workload(
-            bench, GENERATIONS, TOKENS, shape, gradient_checkpointing=checkpointing
+        settings = settings_for(
+            folder,
+            Path(folder) / "output",
+            num_generations=GENERATIONS,
+            gradient_accumulation_steps=PROMPTS,
+            max_completion_length=TOKENS,
+            gradient_checkpointing=checkpointing,
         )
+        _, args, model_args = settings
+        tokenizer = build_tokenizer(build_config(shape).vocab_size)
+        # One prompt more than is trained on: TRL's sampler drops an incomplete batch.
+        dataset = build_prompts(PROMPTS + 1, PROMPT_TOKENS, len(tokenizer))
+        workload = Workload(settings, tokenizer, dataset, lambda: _random_model(shape))
         workload.invent = _full_length
-        _, args, model_args = workload.settings
         build_config(shape).save_pretrained(folder)
-        model_args.model_name_or_path = folder
         size = footprint(build_policy(model_args), model_args)
         free = bytes_for_tensors(torch.device("cpu"))
-        plan = plan_memory(size, args, [bench.sizes.growth_prompt_tokens], free, on_gpu=False)
+        plan = plan_memory(size, args, [PROMPT_TOKENS], free, on_gpu=False)
         with LiveMemory() as memory:
             only = build(["solo"], workload)["solo"]
             only.samples = True
             only.train()
     return size, plan, memory.peak
+
+
+def _random_model(shape: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(
+        build_config(shape), dtype=torch.float32, attn_implementation="sdpa"
+    )
 
 
 def _full_length(prompts: list[list[int]]) -> list[list[int]]:

@@ -20,7 +20,8 @@ NOTHING = "No results yet: `make bench` writes them."
 
 Row = dict[str, Any]
 Data = dict[str, Any]
-ALLOCATORS = ("plain", "tuned")
+FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
+CELLS = ("goals", "grid")  # the parts whose rows are cells
 
 
 def tables(data: Data | None) -> str:
@@ -28,15 +29,13 @@ def tables(data: Data | None) -> str:
     if data is None or not data["rows"]:
         return NOTHING
     sections: list[tuple[str, Callable[[list[Row]], str]]] = [
-        ("One step: the training part", training_table),
-        ("One step: sampling and training", whole_step_table),
-        ("Sharing prompts in the training forward", sharing_table),
-        ("A reference model, and two steps on one batch", variants_table),
+        ("Goals", goals_table),
+        ("The training part, cell by cell", cells_table),
+        ("The whole step at the quickstart's shapes", whole_step_table),
+        ("The whole step as users get it", user_table),
         ("Sampling", sampling_table),
         ("Evaluation", evaluation_table),
-        ("Peak memory of one complete step", memory_table),
-        ("How the cost of a training step grows", growth_table),
-        ("The quickstart until it reaches a given reward", run_table),
+        ("The quickstart, and stock TRL until the same reward", run_table),
     ]
     parts = [describe(data)]
     for title, make in sections:
@@ -49,16 +48,16 @@ def tables(data: Data | None) -> str:
 
 def describe(data: Data) -> str:
     """Describe machine, versions and settings in a paragraph."""
-    machine, sizes = data["machine"], data["settings"]
+    machine, settings = data["machine"], data["settings"]
     names = ("torch", "transformers", "trl", "peft")
     versions = ", ".join(f"{name} {data['versions'][name]}" for name in names)
+    codes = {row["code"] for row in data["rows"]}
+    changed = f" The rows come from {len(codes)} versions of the code." if len(codes) > 1 else ""
     return (
-        f"Measured {data['date']} on {machine['threads']} threads of an {sizes['cpu']} "
-        f"({machine['cpus']} CPUs), no GPU; Python {machine['python']}, {versions}. "
-        f"{sizes['model']} in {sizes['dtype']}; {sizes['prompts']} prompts x "
-        f"{sizes['generations']} completions per step, stock in micro-batches of "
-        f"{sizes['micro_batch']}. Seconds and rates are medians; a ratio is how many times "
-        "faster ours is."
+        f"Measured {data['date']} on {machine['threads']} threads of an {settings['cpu']} "
+        f"({machine['cpus']} CPUs), no GPU; Python {machine['python']}, {versions}; "
+        f"{settings['model']}. Seconds and rates are medians, with the least and the most in "
+        f"brackets; a ratio is how many times faster ours is.{changed}"
     )
 
 
@@ -68,7 +67,7 @@ def describe(data: Data) -> str:
 def rows_of(rows: Iterable[Row], part: str, **labels: Any) -> list[Row]:
     """Select the rows of a part that were measured and have these labels."""
     wanted = {"part": part, **labels}.items()
-    return [row for row in rows if wanted <= row.items() and not {"error", "skipped"} & row.keys()]
+    return [row for row in rows if wanted <= row.items() and "error" not in row]
 
 
 def one(rows: Iterable[Row], part: str, **labels: Any) -> Row | None:
@@ -78,14 +77,13 @@ def one(rows: Iterable[Row], part: str, **labels: Any) -> Row | None:
 
 
 def unmeasured(rows: Iterable[Row]) -> list[str]:
-    """Describe the rows that were skipped or failed."""
-    descriptions = []
-    for row in rows:
-        if {"error", "skipped"} & row.keys():
-            labels = [str(v) for k, v in row.items() if k not in ("error", "skipped", "wall_s")]
-            reason = "failed" if "error" in row else "no time was left"
-            descriptions.append(f"{', '.join(labels)} ({reason})")
-    return descriptions
+    """Describe the rows that failed."""
+    hidden = ("error", "wall_s", "code")
+    return [
+        ", ".join(str(v) for k, v in row.items() if k not in hidden and not isinstance(v, dict))
+        for row in rows
+        if "error" in row
+    ]
 
 
 def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
@@ -129,111 +127,179 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-# --- tables ---------------------------------------------------------------------------------------
+# --- cells ----------------------------------------------------------------------------------------
 
 
-def _medians(row: Row | None, key: str = "median") -> dict[str, float]:
-    return {} if row is None else row[key]
+def cells_of(rows: Iterable[Row], **labels: Any) -> list[Row]:
+    """Select the cells with these labels, the worst ratio first."""
+    found = [row for part in CELLS for row in rows_of(rows, part, **labels)]
+    return sorted(found, key=lambda row: row["ratio"]["solo"])
 
 
-def training_table(rows: list[Row]) -> str:
-    """Build the table of the training part, by the share of degenerate groups."""
-    shares = sorted({row["degenerate"] for row in rows_of(rows, "step", case="training")})
-    body = []
-    for share in shares:
-        found = {
-            name: one(rows, "step", case="training", degenerate=share, allocator=name)
-            for name in ALLOCATORS
-        }
-        plain, tuned = (_medians(found[name]) for name in ALLOCATORS)
-        ratios = [_medians(found[name], "ratio").get("solo") for name in ALLOCATORS]
-        gaps = [row["gradient_gap"]["solo"] for row in found.values() if row is not None]
-        repeats = [len(row["training_s"]["stock"]) for row in found.values() if row is not None]
-        body.append([
-            percent(share),
-            number(plain.get("stock")), number(plain.get("solo")), times(ratios[0]),
-            number(tuned.get("stock")), number(tuned.get("solo")), times(ratios[1]),
-            times(_quotient(plain.get("stock"), tuned.get("solo"))),
-            f"{max(gaps):.1e}", str(min(repeats)),
-        ])  # fmt: skip
+def name_cell(row: Row) -> str:
+    """Describe the batch of a cell in a few words.
+
+    >>> name_cell({"prompt": 30, "limit": 200, "group": 8, "signal": 0.5, "dtype": "bfloat16",
+    ...            "beta": 0.02, "loss_type": "grpo", "name": "ragged"})
+    'ragged: 30 + 200 tokens, G 8, signal 50 %, bf16, beta 0.02, grpo'
+    """
+    name = f"{row['name']}: " if "name" in row else ""
+    return (
+        f"{name}{row['prompt']} + {row['limit']} tokens, G {row['group']}, "
+        f"signal {percent(row['signal'])}, {FORMATS[row['dtype']]}, beta {row['beta']:g}, "
+        f"{row['loss_type']}"
+    )
+
+
+def gemm_share(row: Row) -> float:
+    """Compute the FLOP/s of our matrix products, as a share of the rate of a large one."""
+    return row["gemm_flop"]["solo"] / row["median"]["solo"] / row["gemm_peak"]
+
+
+def memory_share(row: Row) -> float:
+    """Compute our peak memory as a share of stock's."""
+    return row["peak_gib"]["solo"] / row["peak_gib"]["stock"]
+
+
+def spread(values: Sequence[float], unit: Callable[[float], str]) -> str:
+    """Format a median with the least and the most.
+
+    >>> spread([3.0, 1.0, 2.0], number)
+    '2 (1-3)'
+    """
+    return f"{unit(statistics.median(values))} ({number(min(values))}-{number(max(values))})"
+
+
+def ratio_with_spread(row: Row, key: str) -> str:
+    """Format the ratio of the medians, with the least and the most of any round."""
+    seconds = row[key]
+    rounds = [a / b for a, b in zip(seconds["stock"], seconds["solo"], strict=True)]
+    ratio = statistics.median(seconds["stock"]) / statistics.median(seconds["solo"])
+    return f"{times(ratio)} ({min(rounds):.2f}-{max(rounds):.2f})"
+
+
+def cells_table(rows: list[Row]) -> str:
+    """Build the table of all cells."""
+    body = [
+        [
+            name_cell(row),
+            ratio_with_spread(row, "training_s"),
+            *(spread(row["training_s"][name], number) for name in ("stock", "solo")),
+            f"{row['gemm_flop']['stock'] / row['gemm_flop']['solo']:.2f}x",
+            percent(gemm_share(row)),
+            *(number(row["peak_gib"][name]) for name in ("stock", "solo")),
+            f"{row['gradient_gap']:.1e}",
+            str(len(row["training_s"]["stock"])),
+        ]
+        for row in cells_of(rows)
+    ]
     head = [
-        "Groups without signal", "stock, plain, s", "ours, plain, s", "ratio, plain",
-        "stock, tuned, s", "ours, tuned, s", "ratio, tuned", "stock plain / ours tuned",
-        "gradient gap", "repeats",
+        "Batch", "ratio", "stock, s", "ours, s", "less work", "GEMM peak", "stock, GiB",
+        "ours, GiB", "gradient gap", "rounds",
     ]  # fmt: skip
     return markdown(head, body)
-
-
-def _quotient(above: float | None, below: float | None) -> float | None:
-    return None if above is None or below is None else above / below
 
 
 def whole_step_table(rows: list[Row]) -> str:
-    """Build the table of complete steps, each contender with its own sampling."""
-    body = []
-    for share in sorted({row["degenerate"] for row in rows_of(rows, "step", case="training")}):
-        plain, tuned = (_whole_step(rows, share, name) for name in ALLOCATORS)
-        if not plain and not tuned:
-            continue
-        body.append([
-            percent(share),
-            *(number(step.get(name)) for step in (plain, tuned) for name in ("stock", "solo")),
-            times(_quotient(plain.get("stock"), plain.get("solo"))),
-            times(_quotient(tuned.get("stock"), tuned.get("solo"))),
-            times(_quotient(plain.get("stock"), tuned.get("solo"))),
-        ])  # fmt: skip
-    head = [
-        "Groups without signal", "stock, plain, s", "ours, plain, s", "stock, tuned, s",
-        "ours, tuned, s", "ratio, plain", "ratio, tuned", "stock plain / ours tuned",
-    ]  # fmt: skip
-    return markdown(head, body)
-
-
-def _whole_step(rows: list[Row], share: float, allocator: str) -> dict[str, float]:
-    training = one(rows, "step", case="training", degenerate=share, allocator=allocator)
-    sampling = one(rows, "step", case="sampling", allocator=allocator)
-    if training is None or sampling is None:
-        return {}
-    return {
-        name: training["median"][name] + statistics.median(sampling["seconds"][name])
-        for name in ("stock", "solo")
-    }
-
-
-def sharing_table(rows: list[Row]) -> str:
-    """Build the table of our training part with and without `share_prompts`."""
+    """Build the table of the cells in which both trainers sample."""
     body = [
         [
-            number(row["median"]["solo"]),
-            number(row["median"]["solo_unshared"]),
-            times(_quotient(row["median"]["solo_unshared"], row["median"]["solo"])),
-            f"{row['gradient_gap']['solo']:.1e}",
-            f"{row['gradient_gap']['solo_unshared']:.1e}",
-            f"{row['repeat_gap']:.1e}" if "repeat_gap" in row else "-",
-            str(len(row["training_s"]["solo"])),
+            f"{FORMATS[row['dtype']]}, signal {percent(row['signal'])}",
+            *(ratio_with_spread(row, key) for key in ("step_s", "sampling_s", "training_s")),
+            *(spread(row["step_s"][name], number) for name in ("stock", "solo")),
         ]
-        for row in rows_of(rows, "sharing")
+        for row in cells_of(rows, name="quickstart")
     ]
-    head = ["shared, s", "not shared, s", "shared is faster", "gap, shared", "gap, not shared",
-            "gap, stock to itself", "repeats"]  # fmt: skip
+    head = ["", "whole step", "sampling", "training part", "stock, s", "ours, s"]
     return markdown(head, body)
 
 
-def variants_table(rows: list[Row]) -> str:
-    """Build the table of the training part with a KL term, and off-policy."""
+# --- goals ----------------------------------------------------------------------------------------
+
+
+def goals_table(rows: list[Row]) -> str:
+    """Build the table of the goals, and what was measured."""
+    body = [[goal, least, reached(rows) or "not measured"] for goal, least, reached in GOALS]
+    return markdown(["Against stock TRL", "goal", "measured"], body)
+
+
+def _ratios(key: str, **labels: Any) -> Callable[[list[Row]], str]:
+    """Read the ratio of a fixed cell, in both number formats."""
+
+    def reached(rows: list[Row]) -> str:
+        return ", ".join(
+            f"{ratio_with_spread(row, key)} in {FORMATS[row['dtype']]}"
+            for dtype in FORMATS
+            for row in cells_of(rows, **labels, dtype=dtype)
+        )
+
+    return reached
+
+
+def _worst_cell(rows: list[Row]) -> str:
+    cells = cells_of(rows)
+    return f"{times(cells[0]['ratio']['solo'])}: {name_cell(cells[0])}" if cells else ""
+
+
+def _evaluation(rows: list[Row]) -> str:
+    row = one(rows, "evaluation")
+    return times(row["ratio"]["solo"]) if row else ""
+
+
+def _training_minutes(rows: list[Row]) -> str:
+    row = one(rows, "run", trainer="solo")
+    return f"**{row['seconds'] / 60:.1f} min**" if row else ""
+
+
+def _gemm_share(rows: list[Row]) -> str:
+    cells = sorted(cells_of(rows), key=gemm_share)
+    if not cells:
+        return ""
+    middle = statistics.median(map(gemm_share, cells))
+    least, most = gemm_share(cells[0]), gemm_share(cells[-1])
+    return f"**{percent(middle)}** ({percent(least)}-{percent(most)})"
+
+
+def _memory(rows: list[Row]) -> str:
+    cells = sorted(cells_of(rows), key=memory_share)
+    return f"**{percent(memory_share(cells[-1]))}**: {name_cell(cells[-1])}" if cells else ""
+
+
+def _quickstart(key: str, signal: float) -> Callable[[list[Row]], str]:
+    return _ratios(key, name="quickstart", signal=signal)
+
+
+GOALS: tuple[tuple[str, str, Callable[[list[Row]], str]], ...] = (
+    ("training part, worst cell", "1.0x", _worst_cell),
+    ("short ragged prompts, all groups with signal", "1.8x", _ratios("training_s", name="ragged")),
+    ("quickstart's shapes, all groups with signal", "6x", _quickstart("training_s", 1.0)),
+    ("quickstart's shapes, a quarter with signal", "20x", _quickstart("training_s", 0.25)),
+    ("whole step, all groups with signal", "5x", _quickstart("step_s", 1.0)),
+    ("whole step, a quarter with signal", "9x", _quickstart("step_s", 0.25)),
+    ("greedy evaluation, the notebook's loop", "6x", _evaluation),
+    ("quickstart's training", "8 min at most", _training_minutes),
+    ("share of the GEMM peak in the training part, median of the cells", "60 %", _gemm_share),
+    ("peak memory, worst cell", "100 % of stock's at most", _memory),
+)
+
+
+# --- other parts ----------------------------------------------------------------------------------
+
+
+def user_table(rows: list[Row]) -> str:
+    """Build the table of whole steps, one process per row."""
+    names = {"stock": "a script with TRL's defaults", "solo": "`train.py`"}
+    stock = one(rows, "user", contender="stock")
     body = [
         [
-            f"`{row['variant']}`",
-            number(row["median"]["stock"]),
-            number(row["median"]["solo"]),
-            times(row["ratio"]["solo"]),
-            f"{row['gradient_gap']['solo']:.1e}",
-            str(len(row["training_s"]["stock"])),
+            f"{names[row['contender']]}, signal {percent(row['signal'])}",
+            spread(row["step_s"], number),
+            times(stock["median"] / row["median"]) if stock and row is not stock else "-",
+            number(row["peak_gib"]),
         ]
-        for row in rows_of(rows, "variants")
+        for row in rows_of(rows, "user")
     ]
-    head = ["Config", "stock, s", "ours, s", "ratio", "gradient gap", "repeats"]
-    return markdown(head, body)
+    return markdown(["Process", "whole step, s", "ratio", "peak memory, GiB"], body)
 
 
 def sampling_table(rows: list[Row]) -> str:
@@ -270,58 +336,36 @@ def evaluation_table(rows: list[Row]) -> str:
     return markdown(head, body)
 
 
-def memory_table(rows: list[Row]) -> str:
-    """Build the table of peak memory, one process per row."""
-    names = {"stock": "stock TRL", "solo": "SoloGRPO"}
+def run_table(rows: list[Row]) -> str:
+    """Build the table of complete runs."""
+    names = {"stock": "`--trainer stock`", "solo": "SoloGRPO"}
     body = [
         [
-            f"{names[row['contender']]}, {row['allocator']}",
-            number(row["before_gib"]),
+            names[row["trainer"]],
+            number(row.get("reached_s")),
+            number(row["seconds"]),
+            str(len(row["reward"])),
+            number(row["seconds"] / len(row["reward"])),
             number(row["peak_gib"]),
         ]
-        for row in rows_of(rows, "memory")
+        for row in rows_of(rows, "run")
     ]
-    return markdown(["Process", "before the step, GiB", "peak, GiB"], body)
-
-
-def growth_table(rows: list[Row]) -> str:
-    """Build the table of the series of growing sizes."""
-    words = {"generations": "completions of a prompt", "tokens": "tokens of a completion",
-             "shape": "model"}  # fmt: skip
-    body = [
-        [
-            f"{words[row['series']]}: {row[row['series']]}",
-            str(row["prompt_tokens"] + row["completion_tokens"]),
-            number(row["median"]["stock"]),
-            number(row["median"]["solo"]),
-            times(row["ratio"]["solo"]),
-            str(len(row["training_s"]["stock"])),
-        ]
-        for row in rows_of(rows, "growth")
-    ]
-    head = ["What grows", "tokens of the step", "stock, s", "ours, s", "ratio", "repeats"]
+    head = ["Run", "reward reached after, s", "ended after, s", "steps", "s per step",
+            "peak memory, GiB"]  # fmt: skip
     return markdown(head, body)
 
 
-def run_table(rows: list[Row]) -> str:
-    """Build the table of the time until a reward is reached."""
-    names = {"stock": "`--trainer stock`", "solo": "SoloGRPO"}
-    found = {row["trainer"]: row for row in rows_of(rows, "run")}
-    body = [
-        [
-            names[trainer],
-            "yes" if row["reached"] else "no, stopped",
-            str(row["steps"]),
-            number(row["seconds"]),
-            number(row["seconds"] / row["steps"]),
-        ]
-        for trainer, row in found.items()
-    ]
-    table = markdown(["Run", "reached", "steps", "seconds", "seconds per step"], body)
-    if len(found) == 2 and all(row["reached"] for row in found.values()):
-        ratio = found["stock"]["seconds"] / found["solo"]["seconds"]
-        table += f"\n\nOurs is {times(ratio)} as fast."
-    return table
+def one_line(row: Row) -> str:
+    """Format the figures of a row for the terminal."""
+    if row["part"] in CELLS:
+        return (
+            f"{ratio_with_spread(row, 'training_s').replace('*', '')}  {name_cell(row)}; stock "
+            f"{number(row['median']['stock'])} s, ours {number(row['median']['solo'])} s, gradient "
+            f"gap {row['gradient_gap']:.1e}, memory {percent(memory_share(row))} of stock's, "
+            f"{percent(gemm_share(row))} of the GEMM peak"
+        )
+    shown = ("ratio", "median", "seconds", "reached_s", "peak_gib")
+    return "  ".join(f"{key} {row[key]}" for key in shown if key in row)
 
 
 # --- the document ---------------------------------------------------------------------------------
@@ -349,6 +393,8 @@ def main() -> None:
     """Rewrite the section of the guide."""
     text = GUIDE.read_text(encoding="utf-8")
     GUIDE.write_text(replace_between_marks(text, tables(read_results())), encoding="utf-8")
+    data = read_results()
+    print(goals_table(data["rows"]) if data else NOTHING)
     print(f"wrote the tables of {GUIDE.relative_to(ROOT)}")
 
 

@@ -5,9 +5,12 @@ import doctest
 import json
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
@@ -18,23 +21,27 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import _cpu_generation as generation  # noqa: E402
 import _cpu_run as whole_run  # noqa: E402
-import _cpu_training as training  # noqa: E402
+import _grid as grid  # noqa: E402
 import _measure as measure  # noqa: E402
 import _trainers as trainers  # noqa: E402
 import cpu  # noqa: E402
 import harness  # noqa: E402
 import memory  # noqa: E402
 import performance_tables as performance  # noqa: E402
-from _sizes import SMOKE, Bench, Sizes  # noqa: E402
+from _live_memory import LiveMemory  # noqa: E402
+from _sizes import REHEARSAL, Bench  # noqa: E402
 
-MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+from sologrpo.config.arguments import SoloGRPOConfig  # noqa: E402
+from sologrpo.model.loading import load_tokenizer  # noqa: E402
+
+LABELS = {"code": "0"}
+RAGGED = grid.FIXED[0]
 
 
 @pytest.fixture
 def bench(tiny_llama, tmp_path):
     report = measure.Report(tmp_path / "results.json", {"cpu": "one"}, time_budget=200.0)
-    labels = {"allocator": "tuned"}
-    return Bench(report, tiny_llama, SMOKE, tmp_path / "completions.json", labels)
+    return Bench(report, tiny_llama, REHEARSAL, tmp_path / "output")
 
 
 def rows_in(bench):
@@ -47,59 +54,43 @@ def rows_in(bench):
 
 
 def test_contenders_take_the_same_step_with_the_same_gradient(bench):
-    workload = training.step_workload(bench)
-    contenders = trainers.build(["stock", "solo", "solo_unshared"], workload)
-    gradients = {}
-    for name, contender in contenders.items():
+    contenders = trainers.build(["stock", "solo"], grid.cell_workload(bench, RAGGED))
+    stock, solo = contenders.values()
+    for contender in (stock, solo):
         times = contender.train(capture=True)
-        gradients[name] = contender.gradients
-        assert (times["sampled_tokens"] > 0) is (name == "stock")  # the others get its completions
-        assert 0.0 <= times["sampling_s"] < times["step_s"]
-    for name in ("solo", "solo_unshared"):
-        assert trainers.gradient_gap(gradients["stock"], gradients[name]) < 1e-5
-    solo = contenders["solo"]  # every repeat is the same step
+        assert times["sampled_tokens"] == times["sampling_s"] == 0 < times["training_s"]
+    gradient = solo.gradients
+    assert trainers.gradient_gap(stock.gradients, gradient) < 1e-5
     before = {name: p.clone() for name, p in solo.trainer.model.named_parameters()}
-    solo.train(capture=True)
-    assert trainers.gradient_gap(gradients["solo"], solo.gradients) < 1e-6  # order of sums
+    solo.train(capture=True)  # every repeat is the same step
+    assert trainers.gradient_gap(gradient, solo.gradients) < 1e-6  # order of sums
     assert all(torch.equal(p, before[name]) for name, p in solo.trainer.model.named_parameters())
 
 
 def test_a_contender_samples_for_the_time_and_trains_on_the_kept_completions(bench):
-    workload = training.step_workload(bench)
+    workload = grid.cell_workload(bench, RAGGED)
     stock = trainers.build(["stock"], workload)["stock"]
     stock.train()
     kept = workload.completions
     stock.samples = True
     first, second = stock.train(seed=1), stock.train(seed=2)
     assert min(first["sampled_tokens"], second["sampled_tokens"]) > 0
+    assert 0.0 < first["sampling_s"] < first["step_s"]
     assert workload.completions is kept
 
 
 def test_refuses_completions_of_other_prompts(bench):
-    workload = training.step_workload(bench)
+    workload = grid.cell_workload(bench, RAGGED)
     workload.keep([[1]] * 4, [[2]] * 4)
     with pytest.raises(RuntimeError, match="other prompts"):
         trainers.build(["stock"], workload)["stock"].train()
 
 
-@pytest.mark.parametrize(("share", "zeros"), [(0.0, 0), (0.5, 2), (0.75, 3)])
-def test_degenerate_groups_earn_nothing_and_the_others_differ(tiny_llama, tmp_path, share, zeros):
-    settings = trainers.settings_for(tiny_llama, tmp_path)
-    workload = trainers.Workload(settings, None, None, None, degenerate=share)
+@pytest.mark.parametrize(("signal", "zeros"), [(1.0, 0), (0.5, 2), (0.25, 3)])
+def test_groups_without_signal_earn_nothing_and_the_others_differ(bench, signal, zeros):
+    workload = grid.cell_workload(bench, replace(RAGGED, signal=signal))
     scores = torch.tensor(workload.rewards([""] * 32)).view(4, 8)
     assert (scores.std(dim=1) == 0).sum() == zeros == (scores == 0).all(dim=1).sum()
-
-
-def test_completions_survive_the_way_to_another_process(tmp_path):
-    workload = trainers.Workload(None, None, None, None, kept_in=tmp_path / "kept.json")
-    workload.load()
-    assert workload.completions is None
-    workload.keep([[1, 2]], [[3, 4, 5]])
-    workload.save()
-    other = trainers.Workload(None, None, None, None, kept_in=tmp_path / "kept.json")
-    other.load()
-    assert other.completions_for([[1, 2]]) == [[3, 4, 5]]
-    assert other.describe()["completion_tokens"] == 3
 
 
 def test_the_gap_sees_a_wrong_scale_and_a_missing_gradient():
@@ -112,105 +103,173 @@ def test_the_gap_sees_a_wrong_scale_and_a_missing_gradient():
         trainers.gradient_gap(gradient, [{"a": gradient[0]["a"]}])
 
 
-# --- the parts ------------------------------------------------------------------------------------
+# --- the grid -------------------------------------------------------------------------------------
 
 
-def test_step_measures_all_shares_and_the_tables_show_them(bench):
-    training.part_step(bench)
-    rows = rows_in(bench)
-    assert [row.get("degenerate") for row in rows] == [0.0, 0.5, 0.75, None]
-    assert all(gap < 1e-5 for row in rows[:3] for gap in row["gradient_gap"].values())
-    assert rows[0]["training_s"].keys() == {"stock", "solo"}
-    assert rows[3]["tokens_per_s"].keys() == {"stock", "solo"}
-    data = bench.report.data | {"settings": {**vars(SMOKE), **SETTINGS}, "date": "2026-11-21"}
-    text = performance.tables(data)
-    assert text.count("### ") == 2
-    assert f"**{rows[0]['ratio']['solo']:.2f}x**" in text
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_two_values_of_different_factors_meet_in_a_cell(seed):
+    cells = [vars(cell) for cell in grid.grid(seed)]
+    assert 21 <= len(cells) <= 28
+    for a, b in combinations(grid.FACTORS, 2):
+        pairs = {(cell[a], cell[b]) for cell in cells}
+        assert pairs == set(product(grid.FACTORS[a], grid.FACTORS[b])), (a, b)
 
 
-def test_sharing_is_compared_with_stock_and_with_itself_unshared(bench):
-    training.part_sharing(bench)
+def test_the_seed_alone_decides_the_cells():
+    assert grid.grid(0) == grid.grid(0) != grid.grid(1)
+
+
+def test_the_grid_has_every_packed_loss():
+    from sologrpo.training.packed_loss import GLOBALLY_NORMALISED, ROW_NORMALISED
+
+    assert {*grid.FACTORS["loss_type"]} == {*GLOBALLY_NORMALISED, *ROW_NORMALISED}
+
+
+@pytest.mark.parametrize("cell", [*grid.grid(0), *grid.FIXED], ids=str)
+def test_a_cell_is_whole_groups_and_whole_micro_batches(cell):
+    rows = cell.prompts * cell.group
+    assert rows % cell.micro_batch == 0
+    assert cell.prompts * cell.signal == round(cell.prompts * cell.signal) >= 1
+    assert cell.micro_batch * (cell.prompt + cell.limit) <= grid.PASS_TOKENS
+    lengths = grid.completion_lengths(cell, seed=0)
+    assert len(lengths) == rows
+    assert 1 <= min(lengths) <= max(lengths) <= cell.limit
+
+
+def test_prompts_and_completions_have_the_lengths_of_the_cell(tiny_llama):
+    tokenizer = load_tokenizer(str(tiny_llama))
+    cell = grid.Cell(310, 200, 8, 0.5, "float32")
+    prompts = tokenizer(grid.made_up_prompts(tokenizer, cell, 1, seed=0))["input_ids"]
+    assert len(prompts) == cell.prompts + 1
+    assert all(305 <= len(ids) <= 315 for ids in prompts)
+    assert len({tuple(ids[:281]) for ids in prompts}) == 1
+    assert len({tuple(ids) for ids in prompts}) == len(prompts)
+    made = grid.made_up_completions(tokenizer, [3, 200, 1], 200, 0, prompts[:3])
+    end = tokenizer.eos_token_id
+    assert [len(ids) for ids in made] == [3, 200, 1]
+    assert [ids[-1] == end for ids in made] == [True, False, True]
+    assert not any(end in ids[:-1] for ids in made)
+
+
+def test_a_workload_has_the_defaults_of_the_trainer_and_the_cell_s_settings(bench):
+    cell = grid.Cell(30, 48, 16, 0.5, "bfloat16", 0.02, "luspo")
+    _, args, model_args = grid.cell_workload(bench, cell).settings
+    default = SoloGRPOConfig.__dataclass_fields__["train_token_budget"].default
+    assert args.train_token_budget == default
+    assert (args.beta, args.loss_type, args.num_generations) == (0.02, "luspo", 16)
+    assert (args.bf16, model_args.dtype) == (True, "bfloat16")
+    assert args.generation_batch_size == cell.prompts * cell.group
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        RAGGED,
+        grid.FIXED[-1],
+        grid.Cell(310, 48, 4, 0.5, "float32", 0.02, "grpo"),
+        grid.Cell(310, 48, 8, 0.25, "float32", name="quickstart"),
+    ],
+    ids=lambda cell: cell.name or cell.loss_type,
+)
+def test_a_cell_is_measured_and_shown(bench, cell):
+    labels = cell.labels() | LABELS
+    bench.report.variant("goals", lambda row: grid.measure_cell(bench, row, cell), **labels)
     (row,) = rows_in(bench)
-    assert row["training_s"].keys() == {"stock", "solo", "solo_unshared"}
-    assert all(gap < 1e-5 for gap in row["gradient_gap"].values())
-    assert f"{row['gradient_gap']['solo_unshared']:.1e}" in performance.sharing_table([row])
+    assert row["gradient_gap"] < (1e-5 if cell.dtype == "float32" else 0.1)
+    assert len(row["training_s"]["stock"]) == len(row["training_s"]["solo"]) == 2
+    assert row["gemm_flop"]["stock"] > row["gemm_flop"]["solo"] > 0
+    assert min(row["peak_gib"].values()) > 0
+    assert ("sampling_s" in row) is (cell.name == "quickstart")
+    data = bench.report.data | {"settings": SETTINGS, "date": "2026-11-21"}
+    text = performance.tables(data)
+    assert f"**{row['ratio']['solo']:.2f}x**" in text
+    assert performance.name_cell(row) in text
+    assert performance.name_cell(row) in performance.one_line(row)
 
 
-def test_variants_agree_with_stock(bench):
-    training.part_variants(bench)
-    assert [row["variant"] for row in rows_in(bench)] == ["beta 0.02", "num_iterations 2"]
-    assert all(row["gradient_gap"]["solo"] < 1e-5 for row in rows_in(bench))
+def test_counts_matrix_products_and_live_memory():
+    a = torch.ones(64, 64, requires_grad=True)
+    with LiveMemory() as work:
+        held = a @ torch.ones(64, 32)
+        held.sum().backward()
+    assert work.gemm_flop == 2 * 2 * 64 * 64 * 32  # forward, and the gradient of `a`
+    assert work.peak >= 4 * (64 * 64 + 64 * 32 + 64 * 32)
+
+
+# --- the other parts ------------------------------------------------------------------------------
 
 
 def test_sampling_counts_useful_tokens(bench):
-    generation.part_sampling(bench)
+    bench.report.variant("sampling", lambda row: generation.measure_sampling(bench, row, 80))
     (row,) = rows_in(bench)
-    rows, limit = SMOKE.sampling_prompts * SMOKE.generations, SMOKE.sampling_tokens[0]
+    rows = REHEARSAL.sampling_prompts * generation.GENERATIONS
     assert row["rows"] == rows
     for name in ("stock", "solo"):
-        assert all(rows <= tokens <= rows * limit for tokens in row["tokens"][name])
+        assert all(rows <= tokens <= rows * 8 for tokens in row["tokens"][name])
 
 
-def test_memory_is_read_from_this_process(bench):
-    labels = {"allocator": "plain", "contender": "stock"}
-    training.part_memory(Bench(bench.report, bench.model, SMOKE, bench.samples, labels))
-    (row,) = rows_in(bench)
-    assert 0.05 < row["before_gib"] <= row["peak_gib"]
-    before = training.resident_gib("VmHWM")
+def test_memory_is_read_from_a_process():
+    before = measure.resident_gib("VmHWM")
     held = torch.ones(2**28 // 4)  # a quarter of a GiB
-    assert training.resident_gib("VmRSS") >= 0.25
-    assert training.resident_gib("VmHWM") >= before
+    assert measure.resident_gib("VmRSS") >= 0.25
+    assert measure.resident_gib("VmHWM") >= before > 0.0
     del held
 
 
-def test_growth_changes_one_size_at_a_time(bench):
-    cases = training.growth_cases(Sizes())
-    base = {"generations": 4, "tokens": 128, "shape": "25m"}
-    for series, case in cases:
-        assert {name for name in base if case[name] != base[name]} <= {series}
-    assert [case["tokens"] for series, case in cases if series == "tokens"] == [128, 256, 512, 1024]
-    training.measure_growth(bench, {"generations": 2, "tokens": 8, "shape": "tiny"}, False, 60, {})
-
-
-def test_made_up_completions_are_ragged_and_end():
-    made = training._ragged_completions(16, 100, end_id=101)([[1]] * 8)
-    assert len(made[0]) == 16
-    assert all(4 <= len(ids) <= 16 for ids in made)
-    assert all((ids[-1] == 101) is (len(ids) < 16) for ids in made)
-    assert len({len(ids) for ids in made}) > 1
-
-
-def fake_run(metrics, rewards, pause):
+def fake_run(folder, rewards, pause):
     """A process that logs one step after the other, and then never ends."""
     code = (
-        f"import json, time\nfile = open({str(metrics)!r}, 'a')\nfor reward in {rewards}:\n"
-        f"    time.sleep({pause})\n"
+        f"import json, time\nfile = open({str(folder / 'metrics.jsonl')!r}, 'a')\n"
+        f"for reward in {rewards}:\n    time.sleep({pause})\n"
         "    file.write(json.dumps({'reward': reward, 'step_time': 0.05}) + chr(10))\n"
         "    file.flush()\ntime.sleep(60)\n"
     )
     return subprocess.Popen([sys.executable, "-c", code])
 
 
-@pytest.mark.parametrize(("rewards", "steps"), [([0.0, 0.9, 0.6, 0.3, 0.3], 4), ([0.0, 0.9], 2)])
-def test_a_run_is_watched_until_three_steps_are_good_enough(tmp_path, monkeypatch, rewards, steps):
+@pytest.mark.parametrize(("trainer", "steps"), [("stock", 4), ("solo", 5)])
+def test_stock_stops_where_three_steps_are_good_enough_and_ours_ends(
+    bench, tmp_path, monkeypatch, trainer, steps
+):
+    rewards = [0.0, 0.9, 0.6, 0.3, 0.3, 0.3]
+
+    def watch(command, is_over, seconds, row):
+        assert ("stock" in command("folder")) is (trainer == "stock")
+        process = fake_run(tmp_path, rewards, pause=0.2)
+        try:
+            whole_run._watch(process, tmp_path, is_over, 6.0, row)
+        finally:
+            process.kill()
+            process.wait()
+
     monkeypatch.setattr(whole_run, "POLL", 0.01)
-    row = {}
-    process = fake_run(tmp_path / "metrics.jsonl", rewards, pause=0.2)
-    try:
-        whole_run._watch(process, tmp_path / "metrics.jsonl", 0.6, 4.0, row)
-    finally:
-        process.kill()
-        process.wait()
-    assert (row["reached"], row["steps"]) == (steps == 4, steps)
+    monkeypatch.setattr(whole_run, "watch", watch)
+    sizes, row = replace(REHEARSAL, run_reward=0.6, run_steps=5), {}
+    whole_run.measure_run(replace(bench, sizes=sizes), row, trainer)
     assert row["reward"] == rewards[:steps]
-    assert row["seconds"] < 4.0
+    assert row["reached_s"] <= row["seconds"] < 6.0
+    assert row["peak_gib"] > 0.0
+    assert "reward reached" in performance.run_table([{"part": "run", "trainer": trainer, **row}])
 
 
 def test_half_a_line_of_metrics_is_left_for_later(tmp_path):
-    metrics = tmp_path / "metrics.jsonl"
-    assert whole_run._steps(metrics) == []
+    assert whole_run._steps(tmp_path) == []
+    metrics = tmp_path / "run/metrics.jsonl"
+    metrics.parent.mkdir()
     metrics.write_text('{"reward": 1.0}\n{"train_runtime": 3.0}\n{"rewa')
-    assert whole_run._steps(metrics) == [{"reward": 1.0}]
+    assert whole_run._steps(tmp_path) == [{"reward": 1.0}]
+
+
+@pytest.mark.parametrize(("contender", "signal"), [("stock", 1.0), ("solo", 0.25)])
+def test_whole_steps_as_users_get_them(bench, contender, signal):
+    measured = {"contender": contender, "signal": signal}
+    bench.report.variant(
+        "user", lambda row: whole_run.measure_user(bench, row, **measured), **measured
+    )
+    (row,) = rows_in(bench)
+    assert len(row["step_s"]) == REHEARSAL.user_steps
+    assert row["peak_gib"] > 0.1
+    assert performance.user_table([row]).count("\n") == 2
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -231,74 +290,89 @@ def test_a_rate_is_better_when_higher():
     assert measure.compare(measured, "x", rate=True)["ratio"] == {"solo": 4.0}
 
 
-def test_a_part_measured_again_replaces_its_own_rows_only(tmp_path):
+def test_rows_of_other_settings_are_dropped(tmp_path):
     file, settings = tmp_path / "cpu.json", {"size": 1}
-    rows = [{"part": "step", "allocator": name} for name in ("plain", "tuned")]
-    rows.append({"part": "memory", "allocator": "plain"})
+    rows = [{"part": "evaluation", "code": "0"}]
     measure.Report(file, settings, 1.0, rows)
-    assert measure.earlier_rows(file, settings, rows[0]) == rows[1:]
-    assert measure.earlier_rows(file, {"size": 2}, rows[0]) == []
-    assert measure.earlier_rows(tmp_path / "none.json", settings, rows[0]) == []
+    assert measure.earlier_rows(file, settings) == rows
+    assert measure.earlier_rows(file, {"size": 2}) == []
+    assert measure.earlier_rows(tmp_path / "none.json", settings) == []
 
 
 # --- cpu.py ---------------------------------------------------------------------------------------
 
 
-def test_the_budget_of_all_jobs():
-    loading = 10.0
-    without_runs = [job.seconds + loading for job in cpu.JOBS if job.part != "run"]
-    assert sum(without_runs) <= 80 * 60
-    assert sum(job.seconds + loading for job in cpu.JOBS) <= 110 * 60
+def test_the_estimate_of_all_jobs():
+    jobs = cpu.list_jobs(seed=0)
+    assert {job.part for job in jobs} == {*cpu.PARTS}
+    assert sum(job.seconds for job in jobs if job.part == "grid") <= 70 * 60
+    assert sum(job.seconds for job in jobs) <= 180 * 60
 
 
-def test_the_allocator_is_plain_or_as_the_quickstart_sets_it(monkeypatch):
+def test_the_allocator_is_prepared_for_both_contenders_or_for_none(monkeypatch):
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
-    plain, tuned = cpu.environment("plain"), cpu.environment("tuned")
+    plain, tuned = cpu.environment(tuned=False), cpu.environment(tuned=True)
     assert not {"MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"} & plain.keys()
-    (setting,) = re.findall(r"^HUGE_PAGES := GLIBC_TUNABLES=(\S+)$", MAKEFILE, re.MULTILINE)
-    assert tuned["GLIBC_TUNABLES"] == setting
+    assert "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0" in tuned["GLIBC_TUNABLES"]
 
 
 def test_parts_are_chosen_by_name(tiny_llama, capsys):
     model = ["--model", str(tiny_llama)]
-    assert cpu.parse_args([*model, "--parts", "step sampling"]).parts == ["step", "sampling"]
+    assert cpu.parse_args([*model, "--parts", "grid run"]).parts == ["grid", "run"]
     assert cpu.parse_args(model).parts == list(cpu.PARTS)
     assert cpu.parse_args(model).out == cpu.RESULTS
-    assert cpu.parse_args([*model, "--smoke"]).out == cpu.SMOKE_RESULTS
+    assert cpu.parse_args([*model, "--rehearse"]).out == cpu.REHEARSED
     with pytest.raises(SystemExit):
         cpu.parse_args([*model, "--parts", "steps"])
-    assert "no part steps; there are: step, sharing, variants" in capsys.readouterr().err
+    assert "no part steps; there are: goals, grid, user" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cpu.parse_args(["--model", "/nowhere"])
     assert "make model" in capsys.readouterr().err
 
 
-def test_one_part_from_the_command_line(tiny_llama, tmp_path):
-    out = tmp_path / "cpu.json"
+def bench_command(model, out, *options):
     command = [sys.executable, str(ROOT / "benchmarks/cpu.py"), "--parts", "evaluation",
-               "--smoke", "--model", str(tiny_llama), "--out", str(out)]  # fmt: skip
+               "--rehearse", "--model", str(model), "--out", str(out), *options]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_one_part_from_the_command_line_and_only_once(tiny_llama, tmp_path):
+    out = tmp_path / "cpu.json"
+    assert "1 rows are left" in bench_command(tiny_llama, out, "--minutes", "1")
+    assert not out.exists()
+    shown = bench_command(tiny_llama, out)
     data = json.loads(out.read_text())
     (row,) = data["rows"]
     assert row["part"] == "evaluation"
-    assert row["equal_completions"] == row["problems"] == SMOKE.problems
+    assert row["equal_completions"] == row["problems"] == REHEARSAL.problems
     assert row["right"]["notebook"] == row["right"]["solo"]
+    assert str(row["ratio"]["solo"]) in shown
     assert data["settings"]["model"] == tiny_llama.name
     assert str(ROOT) not in out.read_text()  # no paths of this machine
     assert str(tmp_path) not in out.read_text()
+    assert "0 rows to measure" in bench_command(tiny_llama, out)
+    assert json.loads(out.read_text()) == data
 
 
-def test_a_job_that_takes_too_long_is_ended(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(cpu, "GRACE", 0.0)
-    job = cpu.Job("step", "plain", 0.5)
-    monkeypatch.setattr(cpu, "JOBS", (job,))
-    monkeypatch.setattr(cpu.sys, "executable", "/bin/sleep")
-    monkeypatch.setattr(cpu, "__file__", "60")  # sleep takes the rest for further times
-    args = argparse.Namespace(model="1", out="1", smoke=False)
+def test_a_row_of_other_code_or_with_an_error_is_measured_again():
+    job = cpu.Job("user", {"contender": "stock"}, 1.0, None)
+    row = {"part": "user", "contender": "stock", "code": "new"}
+    assert cpu.is_measured(job, [row], "new")
+    assert not cpu.is_measured(job, [row], "newer")
+    assert not cpu.is_measured(job, [row | {"error": "MemoryError"}], "new")
+    assert not cpu.is_measured(job, [row | {"contender": "solo"}], "new")
+
+
+def test_a_job_that_takes_too_long_is_ended(monkeypatch, capsys):
+    start_process = subprocess.Popen
+    monkeypatch.setattr(cpu.subprocess, "Popen", lambda *_, **__: start_process(["sleep", "60"]))
     start = time.perf_counter()
-    assert cpu.run_job(job, args, tmp_path) is False
+    args = argparse.Namespace(model="1", out="1", rehearse=False, seed=0)
+    assert cpu.run_job(cpu.Job("grid", {}, 0.1, None), 0, args) is False
+    assert "ended after" in capsys.readouterr().out
     assert time.perf_counter() - start < 20
 
 
@@ -315,16 +389,17 @@ def test_ends_a_process_that_does_not_listen(monkeypatch):
     assert process.returncode == -signal.SIGKILL
 
 
-def test_make_bench_passes_the_parts_on():
-    command = ["make", "-n", "-o", "model", "bench", "PARTS=step sampling"]
+def test_make_bench_passes_its_settings_on():
+    command = ["make", "-n", "-o", "model", "bench", "PARTS=goals grid", "MINUTES=30", "SEED=1"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert 'benchmarks/cpu.py --parts "step sampling"' in shown
+    assert '--parts "goals grid"' in shown
+    assert "--minutes 30 --seed 1" in shown
     assert "performance_tables.py" in shown
 
 
 # --- docs/performance.md --------------------------------------------------------------------------
 
-SETTINGS = {"cpu": "One CPU", "model": "tiny", "dtype": "float32"}
+SETTINGS = {"cpu": "One CPU", "model": "tiny"}
 
 
 def test_the_guide_shows_the_committed_results():
@@ -340,53 +415,64 @@ def test_results_name_no_place_on_a_machine():
     assert not re.search(r"/(home|tmp|work|root|usr)/", json.dumps(data))
 
 
-def result(part, **changes):
-    times = {"stock": [8.0, 6.0, 7.0], "solo": [2.0, 1.0, 1.5]}
-    row = {"part": part, "allocator": "tuned", "training_s": times,
-           "median": {"stock": 7.0, "solo": 1.5}, "ratio": {"solo": 4.667},
-           "gradient_gap": {"solo": 2e-6}}  # fmt: skip
+def cell_row(stock, solo, **changes):
+    times = {"stock": stock, "solo": solo}
+    median = {name: statistics.median(seconds) for name, seconds in times.items()}
+    row = {"part": "grid", "code": "0", "prompt": 30, "limit": 48, "group": 8, "signal": 1.0,
+           "dtype": "float32", "beta": 0.0, "loss_type": "dapo", "training_s": times,
+           "median": median, "ratio": {"solo": median["stock"] / median["solo"]},
+           "gradient_gap": 2e-6, "peak_gib": {"stock": 4.0, "solo": 3.0}, "gemm_peak": 100.0,
+           "gemm_flop": {"stock": 300.0, "solo": 100.0}}  # fmt: skip
     return row | changes
 
 
-def test_cross_figures_are_quotients_of_medians():
-    plain = {"allocator": "plain", "median": {"stock": 12.0, "solo": 4.0}, "ratio": {"solo": 3.0}}
-    rows = [
-        result("step", case="training", degenerate=0.75, **plain),
-        result("step", case="training", degenerate=0.75),
-    ]
-    (line,) = performance.training_table(rows).splitlines()[2:]
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells == ["75 %", "12", "4", "**3.00x**", "7", "1.5", "**4.67x**", "**8.00x**",
-                     "2.0e-06", "3"]  # fmt: skip
-    for allocator, row in (("plain", rows[0]), ("tuned", rows[1])):
-        seconds = {"stock": [3.0, 5.0], "solo": [1.0]}
-        rows.append({**row, "allocator": allocator, "case": "sampling", "seconds": seconds})
-    (line,) = performance.whole_step_table(rows).splitlines()[2:]
-    assert "| 16 | 5 | 11 | 2.5 | **3.20x** | **4.40x** | **6.40x** |" in line
+def test_the_worst_cell_comes_first_with_its_spread():
+    slow = cell_row([2.0, 3.0, 4.0], [3.0, 4.0, 3.0], dtype="bfloat16", loss_type="sapo")
+    fast = cell_row([8.0, 6.0], [2.0, 2.0], peak_gib={"stock": 1.0, "solo": 2.0})
+    first, second = performance.cells_table([fast, slow]).splitlines()[2:]
+    assert first == (
+        "| 30 + 48 tokens, G 8, signal 100 %, bf16, beta 0, sapo | **1.00x** (0.67-1.33) "
+        "| 3 (2-4) | 3 (3-4) | 3.00x | 33 % | 4 | 3 | 2.0e-06 | 3 |"
+    )
+    assert "**3.50x** (3.00-4.00)" in second
+    goals = performance.goals_table([fast, slow])
+    assert "| 1.0x | **1.00x**: 30 + 48 tokens, G 8, signal 100 %, bf16, beta 0, sapo |" in goals
+    assert "| 60 % | **42 %** (33 %-50 %) |" in goals
+    assert "| **200 %**: 30 + 48 tokens, G 8, signal 100 %, fp32, beta 0, dapo |" in goals
 
 
-def test_what_was_not_measured_is_said_and_not_shown():
+def test_goals_are_read_from_their_own_cells():
+    steps = {key: {"stock": [30.0, 30.0], "solo": [10.0, 5.0]} for key in ("step_s", "sampling_s")}
+    quick = {"part": "goals", "name": "quickstart", "prompt": 310, **steps}
     rows = [
-        result("variants", variant="beta 0.02"),
-        {"part": "variants", "variant": "num_iterations 2", "skipped": "time", "wall_s": 0.0},
-        {"part": "growth", "series": "shape", "error": "MemoryError"},
+        cell_row([40.0, 40.0], [10.0, 10.0], **quick),
+        cell_row([60.0, 60.0], [3.0, 2.0], **quick, signal=0.25, dtype="bfloat16"),
+        cell_row([4.0, 4.0], [2.0, 2.0], part="goals", name="ragged"),
+        {"part": "run", "trainer": "solo", "seconds": 480.0, "code": "0"},
     ]
-    assert "num_iterations" not in performance.variants_table(rows)
-    assert performance.growth_table(rows) == ""
-    assert performance.unmeasured(rows) == [
-        "variants, num_iterations 2 (no time was left)", "growth, shape (failed)",
+    lines = performance.goals_table(rows).splitlines()[3:]
+    assert [line.split(" | ")[-1].strip("| ") for line in lines[:7]] == [
+        "**2.00x** (2.00-2.00) in fp32", "**4.00x** (4.00-4.00) in fp32",
+        "**24.00x** (20.00-30.00) in bf16", "**4.00x** (3.00-6.00) in fp32",
+        "**4.00x** (3.00-6.00) in bf16", "not measured", "**8.0 min**",
     ]  # fmt: skip
+    assert performance.whole_step_table(rows).count("\n") == 3
 
 
-def test_runs_that_did_not_arrive_have_no_ratio():
-    runs = [
-        {"part": "run", "trainer": "solo", "reached": True, "steps": 10, "seconds": 100.0},
-        {"part": "run", "trainer": "stock", "reached": True, "steps": 10, "seconds": 450.0},
+def test_what_failed_is_said_and_not_shown():
+    rows = [
+        cell_row([1.0], [1.0]),
+        {"part": "run", "trainer": "solo", "code": "0", "error": "MemoryError", "wall_s": 3.0},
     ]
-    assert "**4.50x**" in performance.run_table(runs)
-    runs[1]["reached"] = False
-    assert "no, stopped" in performance.run_table(runs)
-    assert "x**" not in performance.run_table(runs)
+    assert performance.run_table(rows) == ""
+    assert performance.unmeasured(rows) == ["run, solo"]
+    data = {"rows": rows, "machine": {"threads": 2, "cpus": 2, "python": "3"}, "date": "today",
+            "settings": SETTINGS, "versions": dict.fromkeys(measure.PACKAGES)}  # fmt: skip
+    assert "Not measured: run, solo." in performance.tables(data)
+    assert "versions of the code" not in performance.tables(data)
+    assert "2 versions of the code" in performance.tables(
+        data | {"rows": [*rows, cell_row([1.0], [1.0], code="1")]}
+    )
 
 
 def test_without_results_the_guide_says_so():
@@ -396,7 +482,7 @@ def test_without_results_the_guide_says_so():
 
 
 @pytest.mark.parametrize(
-    "module", [performance, measure, harness], ids=lambda module: module.__name__
+    "module", [performance, measure, harness, grid], ids=lambda module: module.__name__
 )
 def test_docstring_examples(module):
     tested = doctest.testmod(module)
