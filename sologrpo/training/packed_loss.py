@@ -11,12 +11,14 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
 
 from sologrpo.config.arguments import SoloGRPOConfig
+from sologrpo.model.attention import SDPA, follows_trees
 from sologrpo.model.memory import TokenBudget, TokenBytes, activation_bytes, bytes_for_tensors
 from sologrpo.model.merging import working_dtype
 from sologrpo.sampling.decoding import Model, has_plain_cache
@@ -51,15 +53,17 @@ class PackedScorer:
     """
 
     def __init__(self, args: SoloGRPOConfig, model: Model, accelerator: Accelerator) -> None:
-        config = model.config.get_text_config()
         self._args = args
         self._model = model
         self._accelerator = accelerator
         self.budget = TokenBudget(args.train_token_budget or sys.maxsize, "training")
-        # Other attention knows no tree, and a layer that sees a window would need its own.
-        self._shares_prompts = (
-            args.share_prompts and config._attn_implementation == "sdpa" and has_plain_cache(config)
-        )
+
+    @cached_property
+    def _shares_prompts(self) -> bool:
+        """Other attention knows no tree, and a layer that sees a window would need its own."""
+        config = self._model.config.get_text_config()
+        is_plain = config._attn_implementation == SDPA and has_plain_cache(config)
+        return self._args.share_prompts and is_plain and follows_trees(self._model)
 
     def fit_to_memory(self) -> None:
         """Bound a pass by the memory that is free now, if the settings leave that open."""
