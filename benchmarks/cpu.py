@@ -12,7 +12,7 @@ growth      a step as the group, the completions and the model grow
 run         the quickstart until it reaches a given reward
 
 Each part runs in separate processes, because glibc reads its settings when a process starts:
-`plain` is glibc's default, `tuned` is what `make quickstart` sets. Both contenders always share
+`plain` is glibc's default, `tuned` is what `train.py` sets on a CPU. Both contenders always share
 one process and take turns in it. Rows are written to a JSON file as they are measured; measuring a
 part again replaces its rows. `python benchmarks/performance_tables.py` writes the tables.
 """
@@ -36,12 +36,12 @@ from _measure import Report, earlier_rows  # noqa: E402
 from _sizes import SMOKE, Bench, Sizes  # noqa: E402
 from reward_throughput import cpu_name  # noqa: E402
 
+from sologrpo.startup import cpu_environment  # noqa: E402
+
 RESULTS = ROOT / "benchmarks/results/cpu.json"
 SMOKE_RESULTS = ROOT / "runs/bench-smoke.json"
 MODEL = ROOT / "models/SmolLM2-135M-Instruct"
 
-# In addition to `prepare_cpu`, which a process calls itself: HUGE_PAGES of the Makefile.
-TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 GRACE = 90.0  # seconds for loading, and for finishing a variant after the budget is spent
 END = 10.0  # seconds for a job to end the processes that it has started
 
@@ -112,7 +112,7 @@ def environment(allocator: str) -> dict[str, str]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     ours.pop("GLIBC_TUNABLES", None)
     ours |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return ours | TUNABLES if allocator == "tuned" else ours
+    return cpu_environment(ours) if allocator == "tuned" else ours
 
 
 def work(job: Job, args: argparse.Namespace) -> bool:
@@ -122,7 +122,6 @@ def work(job: Job, args: argparse.Namespace) -> bool:
     from _cpu_training import part_growth, part_memory, part_sharing, part_step, part_variants
 
     from sologrpo.console import quiet_libraries
-    from sologrpo.device import prepare_cpu
 
     parts = {
         "step": part_step, "sharing": part_sharing, "variants": part_variants,
@@ -130,8 +129,6 @@ def work(job: Job, args: argparse.Namespace) -> bool:
         "growth": part_growth, "run": part_run,
     }  # fmt: skip
     quiet_libraries()
-    if job.allocator == "tuned":
-        prepare_cpu()
     sizes = SMOKE if args.smoke else Sizes()
     settings = {"cpu": cpu_name(), "model": args.model.name, "dtype": "float32", **asdict(sizes)}
     kept = earlier_rows(args.out, settings, {"part": job.part, **job.labels()})
