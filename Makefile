@@ -12,12 +12,6 @@ READY := $(VENV)/.ready
 OUT := $(shell run=runs/quickstart; n=2; \
 	while [ -e $$run ]; do run=runs/quickstart-$$n; n=$$((n + 1)); done; echo $$run)
 
-# nproc heeds OMP_NUM_THREADS.
-THREADS := $(shell nproc 2>/dev/null || echo 1)
-
-# glibc then asks the kernel for 2 MiB pages: a thousandth of the page faults of a step on CPU.
-HUGE_PAGES := GLIBC_TUNABLES=glibc.malloc.hugetlb=1
-
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -46,9 +40,8 @@ model: $(READY)  ## download the quickstart model, 93 MB, into models/
 
 quickstart: model  ## train on the word problems in quickstart/, evaluate before and after
 	@echo "run directory: $(OUT)"
-	OMP_NUM_THREADS=$(THREADS) $(HUGE_PAGES) $(BIN)/python train.py \
-		--config configs/quickstart.yaml --output_dir $(OUT)
-	$(HUGE_PAGES) $(BIN)/python evaluate.py --run $(OUT)
+	$(BIN)/python train.py --config configs/quickstart.yaml --output_dir $(OUT)
+	$(BIN)/python evaluate.py --run $(OUT)
 	@echo
 	@echo "adapter  $(OUT)/adapter"
 	@echo "picture  $(OUT)/reward_curve.png"
@@ -63,7 +56,7 @@ smoke: model  ## train a few steps of each recipe family; DATA=folder for other 
 		run=runs/smoke-$$family; n=2; \
 		while [ -e $$run ]; do run=runs/smoke-$$family-$$n; n=$$((n + 1)); done; \
 		echo "run directory: $$run"; \
-		OMP_NUM_THREADS=$(THREADS) $(HUGE_PAGES) $(BIN)/python train.py \
+		$(BIN)/python train.py \
 			--config configs/smoke-$$family.yaml --output_dir $$run \
 			$(if $(DATA),--dataset_name "$(DATA)") || exit 1; \
 	done
@@ -71,7 +64,7 @@ smoke: model  ## train a few steps of each recipe family; DATA=folder for other 
 # `make bench PARTS="goals grid" MINUTES=30 SEED=1`; benchmarks/cpu.py lists the parts. Run again, it
 # continues where it stopped. The tables are written even if a part has failed.
 bench: model  ## measure against stock TRL on a CPU, two hours; PARTS="goals grid" or MINUTES=30 for less
-	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python benchmarks/cpu.py $(if $(PARTS),--parts "$(PARTS)") \
+	@$(BIN)/python benchmarks/cpu.py $(if $(PARTS),--parts "$(PARTS)") \
 		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)); \
 		status=$$?; $(BIN)/python benchmarks/performance_tables.py && exit $$status
 
@@ -92,7 +85,7 @@ test-engines:  ## run the tests with the real vLLM, DeepSpeed, llama.cpp and tra
 	@DS_BUILD_OPS=0 $(MAKE) setup VENV=.venv-engines CONSTRAINTS=constraints-engines.txt \
 		PACKAGES="$(ENGINES)"
 	.venv-engines/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
-	OMP_NUM_THREADS=$(THREADS) .venv-engines/bin/python -m pytest --durations=0 tests/engines/engine_*.py
+	OMP_NUM_THREADS=$$(nproc) .venv-engines/bin/python -m pytest --durations=0 tests/engines/engine_*.py
 
 soak: $(READY)  ## 300 steps, 1,500 hostile command lines and 50 kills, on a tiny model
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/soak.py tests/hostile/soak_hostile.py

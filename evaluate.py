@@ -7,16 +7,17 @@ the completions of an earlier evaluation again, without a model.
 """
 
 if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need not wait for them
-    from sologrpo.cli import start_script
+    from sologrpo.__main__ import start_script
 
     start_script("evaluate")
 
 import sys
 from collections.abc import Sequence
 
-from sologrpo.console import Terminal
+from sologrpo.console import Terminal, quiet_libraries
 from sologrpo.errors import one_line_errors
 from sologrpo.scoring import print_precisions, print_results, regrade
+from sologrpo.startup import end_imports
 
 
 @one_line_errors
@@ -24,6 +25,7 @@ def main() -> None:
     """Evaluate models, or judge stored completions again."""
     arguments = sys.argv[1:]
     if any(argument.partition("=")[0] == "--regrade" for argument in arguments):
+        end_imports()
         regrade(arguments)
     else:
         evaluate(arguments)
@@ -34,13 +36,13 @@ def evaluate(arguments: Sequence[str]) -> None:
     # Imported here because `--regrade` does not need torch, and should not wait for it.
     from sologrpo.config import parse_evaluation
     from sologrpo.data import load_test_prompts
-    from sologrpo.environment import prepare_process
     from sologrpo.evaluation import evaluate_models, evaluate_precisions
     from sologrpo.export import begin_export, export_and_push
     from sologrpo.model import check_adapter, load_tokenizer
     from sologrpo.report import write_report
 
-    prepare_process()
+    end_imports()
+    quiet_libraries()
     console = Terminal()
     settings = parse_evaluation(arguments)
     if settings.adapter:

@@ -6,20 +6,20 @@ config -> data -> rewards -> run directory -> model -> trainer -> train -> adapt
 """
 
 if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need not wait for them
-    from sologrpo.cli import start_script
+    from sologrpo.__main__ import start_script
 
     start_script("train")
 
 from rewards import load_rewards
 from sologrpo.config import parse_config
-from sologrpo.console import Terminal
+from sologrpo.console import Terminal, quiet_libraries
 from sologrpo.data import load_train_and_validation
-from sologrpo.environment import prepare_process
 from sologrpo.errors import one_line_errors
 from sologrpo.export import PushToHub, save_adapter
 from sologrpo.model import load_base_model, load_tokenizer
 from sologrpo.plan import choose_number_format, print_plan, try_settings
 from sologrpo.report import write_report
+from sologrpo.startup import end_imports
 from sologrpo.training import (
     build_trainer,
     open_run_directory,
@@ -33,7 +33,8 @@ from sologrpo.training import (
 @one_line_errors
 def main() -> None:
     """Run the stages of training."""
-    prepare_process()
+    end_imports()
+    quiet_libraries()
     run, args, model_args = settings = parse_config()
     console = Terminal(quiet=args.process_index != 0)
 

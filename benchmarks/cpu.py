@@ -41,15 +41,12 @@ from _sizes import REHEARSAL, Bench, Sizes  # noqa: E402
 from performance_tables import one_line  # noqa: E402
 from reward_throughput import cpu_name  # noqa: E402
 
+from sologrpo.startup import cpu_environment  # noqa: E402
+
 RESULTS = ROOT / "benchmarks/results/cpu.json"
 REHEARSED = ROOT / "runs/bench-rehearsal.json"
 MODEL = ROOT / "models/SmolLM2-135M-Instruct"
 
-# glibc keeps freed memory, and asks the kernel for large pages. The same for both contenders, and
-# what `sologrpo/device.py` and the Makefile set.
-ALLOCATOR = {
-    "hugetlb": 1, "mmap_max": 0, "arena_max": 1, "trim_threshold": 2**31 - 1, "top_pad": 2**28,
-}  # fmt: skip
 START = 25.0  # seconds for imports, and for loading two models
 OVERDUE = 5  # times the estimate, after which a process is ended
 END = 10.0  # seconds for a job to end the processes that it has started
@@ -146,8 +143,7 @@ def environment(tuned: bool) -> dict[str, str]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     ours.pop("GLIBC_TUNABLES", None)
     ours |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    tunables = ":".join(f"glibc.malloc.{name}={value}" for name, value in ALLOCATOR.items())
-    return ours | {"GLIBC_TUNABLES": tunables} if tuned else ours
+    return cpu_environment(ours) if tuned else ours
 
 
 def work(job: Job, args: argparse.Namespace) -> bool:

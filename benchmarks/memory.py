@@ -10,6 +10,7 @@ comes first, so that libraries do not count. The table of cards is computed by t
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,7 @@ from sologrpo.model.memory import bytes_for_tensors, free_bytes  # noqa: E402
 from sologrpo.plan.footprint import Footprint, footprint  # noqa: E402
 from sologrpo.plan.memory_plan import MemoryPlan, memory_fix, plan_memory  # noqa: E402
 from sologrpo.plan.preflight import build_policy  # noqa: E402
+from sologrpo.startup import cpu_environment  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/memory.json"
 GUIDE = ROOT / "docs/memory.md"
@@ -72,10 +74,8 @@ def measure(shape: str, checkpointing: bool) -> dict[str, Any]:
     from _measure import resident_gib
 
     from sologrpo.console import quiet_libraries
-    from sologrpo.device import prepare_cpu
 
     quiet_libraries()
-    prepare_cpu()
     free = free_bytes(torch.device("cpu"))
     one_step("tiny", checkpointing)
     before = resident_gib("VmRSS")
@@ -143,7 +143,10 @@ def measure_all() -> None:
     rows = []
     for shape, checkpointing in CASES:
         command = [sys.executable, __file__, "--worker", shape, str(int(checkpointing))]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        done = subprocess.run(
+            command, env=cpu_environment(os.environ), capture_output=True, text=True, check=False,
+            cwd=ROOT,
+        )  # fmt: skip
         if done.returncode:
             raise RuntimeError(f"{shape}: {done.stderr[-2000:]}")
         rows.append(json.loads(done.stdout.strip().splitlines()[-1]))

@@ -1,10 +1,17 @@
-"""Run the command line: `python -m sologrpo train ...` is `sologrpo train ...`."""
+"""Run the command line: `python -m sologrpo train ...` is `sologrpo train ...`.
 
-from sologrpo.startup import start_process
+`train.py` and `evaluate.py` start here too: one way for all processes of the project.
+"""
 
-start_process()  # before other imports, so that Ctrl-C ends in one line from here on
+from sologrpo.startup import prepare_allocator, start_process
 
-from sologrpo.cli import main  # noqa: E402
+# Before other imports: a restart costs nothing yet, and Ctrl-C ends in one line from here on.
+prepare_allocator()
+start_process()
+
+from sologrpo.cli import main, start_script  # noqa: E402
+
+__all__ = ["main", "start_script"]
 
 if __name__ == "__main__":
     main()

@@ -18,7 +18,7 @@ from typing import NoReturn
 from sologrpo.errors import one_line_errors
 from sologrpo.files import BUNDLED, recipes
 from sologrpo.forgiving import understand
-from sologrpo.startup import start_process
+from sologrpo.startup import end_imports, start_process
 
 Command = Callable[[Sequence[str]], None]
 
@@ -33,21 +33,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     if argv is None:
         start_process()
     command, *arguments = _named_command(list(sys.argv[1:] if argv is None else argv))
-    COMMANDS[command][0](_understand(command, arguments))
+    arguments = _understand(command, arguments)
+    if argv is None:
+        _show_help(command, arguments)
+    COMMANDS[command][0](arguments)
 
 
 @one_line_errors
 def start_script(command: str) -> None:
-    """Prepare the process of `train.py` or `evaluate.py`, as `sologrpo` does, before its imports.
+    """Understand the arguments of `train.py` or `evaluate.py`, before its imports.
 
     Args:
         command: of `sologrpo` that does the same.
     """
-    start_process()
-    _understand(command, sys.argv[1:])
+    _show_help(command, _understand(command, sys.argv[1:]))
 
 
-def _understand(command: str, given: Sequence[str]) -> Sequence[str]:
+def _show_help(command: str, arguments: Sequence[str]) -> None:
+    """If they ask for help, print it and exit, without libraries that only the work needs."""
+    parser = {
+        "train": "parse_config", "evaluate": "parse_evaluation", "export": "parse_evaluation"
+    }.get(command)  # fmt: skip
+    if parser and arguments == ["--help"]:
+        # transformers would import them for a type check (trainer_utils.py:66), in seconds.
+        sys.modules |= dict.fromkeys(("peft", "bitsandbytes"))  # type: ignore[arg-type]
+        getattr(import_module("sologrpo.config"), parser)(arguments)
+
+
+def _understand(command: str, given: Sequence[str]) -> list[str]:
     """Correct the arguments, also those of the process: commands read a setting's origin there."""
     sys.argv = [f"sologrpo {command}", *given]
     sys.argv[1:] = understand(command, given)
@@ -84,7 +97,7 @@ def _script(name: str) -> Command:
     """Return a command that runs a script of the project."""
 
     def run(_: Sequence[str]) -> None:
-        sys.exit(runpy.run_path(str(BUNDLED / name))["main"]())
+        sys.exit(runpy.run_path(str(BUNDLED / name))["main"]())  # they call `end_imports`
 
     return run
 
@@ -93,7 +106,9 @@ def _main_of(module: str) -> Command:
     """Return a command that calls `main` of a module."""
 
     def run(arguments: Sequence[str]) -> None:
-        sys.exit(import_module(module).main(arguments))
+        imported = import_module(module)
+        end_imports()
+        sys.exit(imported.main(arguments))
 
     return run
 

@@ -1,17 +1,11 @@
-"""The device: which one, which number format is fast on it, and the allocator on CPU."""
+"""The device: which one, and which number format is fast on it."""
 
-import ctypes
 import math
-import os
-import platform
 import time
 from collections.abc import Sequence
 from functools import cache
 
 import torch
-
-# Numbers of glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 # Rows of the measured products: tokens of a training pass, and completions sampled at once.
 TRAINED_ROWS, DECODED_ROWS = 512, 64
@@ -102,34 +96,3 @@ def describe_device() -> str:
 def one_device() -> int | str:
     """Name the one device that holds all weights, for a `device_map`."""
     return torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
-
-
-def prepare_cpu() -> None:
-    """On a CPU, use all cores and keep freed memory; nothing to do on a GPU."""
-    if not torch.cuda.is_available():
-        _use_all_cores()
-        _reuse_freed_memory()
-
-
-def _use_all_cores() -> None:
-    # `accelerate launch` sets OMP_NUM_THREADS=1 for its processes. That is right for several
-    # processes on one machine, but leaves all cores but one idle for a single process.
-    launched = "ACCELERATE_MIXED_PRECISION" in os.environ
-    if launched and os.environ.get("WORLD_SIZE", "1") == "1" and torch.get_num_threads() == 1:
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
-
-
-def _reuse_freed_memory() -> None:
-    """Tell glibc to keep freed memory instead of handing it back to the kernel.
-
-    A training step on CPU allocates and frees the same gigabytes again and again; by default each
-    large block is mapped again and its pages are zeroed by the kernel, which was a third of the
-    CPU time (docs/LOG.md). No effect without glibc.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return
-    mallopt = ctypes.CDLL("libc.so.6").mallopt
-    mallopt(_M_MMAP_MAX, 0)
-    mallopt(_M_ARENA_MAX, 1)  # the backward thread takes what the forward thread gave back
-    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-    mallopt(_M_TOP_PAD, 256 * 2**20)

@@ -1,4 +1,4 @@
-"""Prepare the process, and describe where it runs: versions, device and git commit."""
+"""Describe where a process runs: versions, device and git commit."""
 
 import platform
 import subprocess
@@ -9,8 +9,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from sologrpo.console import quiet_libraries
-from sologrpo.device import describe_device, prepare_cpu
+from sologrpo.device import describe_device
 from sologrpo.files import ENVIRONMENT
 from sologrpo.schema import Schema, read_json
 
@@ -49,12 +48,6 @@ def read_environment(directory: Path) -> RunEnvironment | None:
     """
     path = directory / ENVIRONMENT
     return read_json(path, RunEnvironment) if path.exists() else None
-
-
-def prepare_process() -> None:
-    """Silence progress bars of libraries, and set up the threads and the memory of a CPU."""
-    quiet_libraries()
-    prepare_cpu()
 
 
 def environment() -> dict[str, Any]:

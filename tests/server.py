@@ -275,6 +275,7 @@ def import_everything() -> None:
     import sologrpo.plan.doctor
     import sologrpo.plan.reward_check
     import sologrpo.report.report
+    import sologrpo.report.reward_curve
     import sologrpo.scoring  # noqa: F401
 
     runpy.run_path(str(ROOT / "train.py"))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator
-from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from trl import ModelConfig, TrlParser
 
 from rewards import make_importable, name_of_spec
@@ -213,6 +212,9 @@ def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) ->
             "give one weight per reward"
         )
     _check_reward_names(run, args)
+    # Loads transformers' models and their compiler, which `--help` need not wait for.
+    from transformers.integrations.integration_utils import get_reporting_integration_callbacks
+
     with refusing("report_to"):  # the trainer would do this after loading the model
         for callback in get_reporting_integration_callbacks(args.report_to):
             callback()

@@ -26,7 +26,6 @@ from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
 from sologrpo.config.export import DEQUANTISED, ORIGINAL, ExportArguments
 from sologrpo.console import Terminal, aligned, print_line, quiet_libraries
 from sologrpo.data.dataset import load_train_and_validation, stop_strings
-from sologrpo.device import prepare_cpu
 from sologrpo.errors import InputError, one_line_errors
 from sologrpo.export import gguf
 from sologrpo.export.folders import (
@@ -315,7 +314,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv: the flags; by default those of the process.
     """
     quiet_libraries()
-    prepare_cpu()
     settings = parse_evaluation(sys.argv[1:] if argv is None else argv)
     export = begin_export(settings)
     if export is None:

@@ -28,7 +28,6 @@ from sologrpo.report.comparison import comparison_page, distinct_names
 from sologrpo.report.evaluation import compare_all, kinds, list_problems, rates, verdict_sentence
 from sologrpo.report.metrics import REWARD, smoothing_window
 from sologrpo.report.reading import Run, read_run
-from sologrpo.report.reward_curve import draw_reward_curve
 from sologrpo.report.summary import facts, time_split
 from sologrpo.report.values import Record, flatten
 
@@ -62,6 +61,8 @@ def write_report(run_dir: Path) -> Path:
         Traceback (most recent call last):
         sologrpo.errors.InputError: runs/nowhere is not a run directory: name one that train.py made
     """
+    from sologrpo.report.reward_curve import draw_reward_curve  # loads matplotlib, at the end only
+
     run = read_run(run_dir)
     write_atomically(run_dir / REWARD_CURVE, draw_reward_curve(run.metrics, run.name))
     path = run_dir / REPORT
