@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 from _live_memory import LiveMemory
-from _measure import GIB, Row, alternate, compare, timed
+from _measure import GIB, Row, alternate, compare, free_memory, timed
 from _sizes import Bench
 from _trainers import (
     Contender,
+    Gradients,
     Workload,
     build,
+    distance,
     gradient_gap,
     quickstart_workload,
     settings_for,
@@ -160,17 +162,19 @@ def covering(
 # --- the work of a cell ---------------------------------------------------------------------------
 
 
-def cell_workload(bench: Bench, cell: Cell) -> Workload:
+def cell_workload(bench: Bench, cell: Cell, dtype: str | None = None) -> Workload:
     """Make up prompts and completions of a cell; the fixed cell of the quickstart has its prompts.
 
     Args:
         bench: names the policy, and how much to shrink the lengths.
         cell: the lengths, the rewards and the settings.
+        dtype: if it is not the cell's.
     """
+    dtype = dtype or cell.dtype
     limit = max(2, cell.limit // bench.sizes.shrink)
     changes = {
-        "dtype": cell.dtype,
-        "bf16": cell.dtype == "bfloat16",
+        "dtype": dtype,
+        "bf16": dtype == "bfloat16",
         "num_generations": cell.group,
         "per_device_train_batch_size": cell.micro_batch,
         "gradient_accumulation_steps": cell.prompts * cell.group // cell.micro_batch,
@@ -266,12 +270,15 @@ def measure_cell(bench: Bench, row: Row, cell: Cell) -> None:
         row: gets the seconds, the gap between the gradients, the memory and the work.
         cell: the batch.
     """
+    exact = exact_gradients(bench, cell)
     workload = cell_workload(bench, cell)
     contenders = build(["stock", "solo"], workload)
     stock, solo = contenders.values()
     counted = {"stock": count_work(stock, capture=True)}
     solo.train(capture=True)
     row["gradient_gap"] = gradient_gap(stock.gradients, solo.gradients)
+    if exact is not None:
+        row["from_fp32"] = {name: distance(exact, c.gradients) for name, c in contenders.items()}
     stock.gradients, solo.gradients = [], []
     row |= workload.describe()
     row["gemm_peak"] = gemm_rate(getattr(torch, cell.dtype))
@@ -286,6 +293,19 @@ def measure_cell(bench: Bench, row: Row, cell: Cell) -> None:
     counted["solo"] = count_work(solo)
     row["peak_gib"] = {name: round(work.peak / GIB, 3) for name, work in counted.items()}
     row["gemm_flop"] = {name: work.gemm_flop for name, work in counted.items()}
+
+
+def exact_gradients(bench: Bench, cell: Cell) -> list[Gradients] | None:
+    """Compute the gradients of a cell in fp32, unless that is its number format."""
+    if cell.dtype == "float32":
+        return None
+    workload = cell_workload(bench, cell, dtype="float32")
+    solo = build(["solo"], workload)["solo"]
+    solo.train(capture=True)
+    gradients = solo.gradients
+    del solo, workload
+    free_memory()
+    return gradients
 
 
 def _train(contender: Contender, seed: int) -> Row:

@@ -4,6 +4,7 @@ Both are measured from outside, through `train()` and `_generate_single_turn`, a
 """
 
 import copy
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -237,6 +238,13 @@ def _make_adapter_do_something(model: torch.nn.Module) -> None:
 def build(names: Sequence[str], workload: Workload) -> dict[str, Contender]:
     """Build the contenders one after the other."""
     return {name: Contender(name, workload) for name in names}
+
+
+def distance(reference: list[Gradients], other: list[Gradients]) -> float:
+    """Compute |a - b| / |a| of the gradients of all parameters and optimizer steps together."""
+    pairs = [(a[n], b[n]) for a, b in zip(reference, other, strict=True) for n in a]
+    squared = sum(float((a - b).norm()) ** 2 for a, b in pairs)
+    return math.sqrt(squared / sum(float(a.norm()) ** 2 for a, _ in pairs))
 
 
 def gradient_gap(reference: list[Gradients], other: list[Gradients]) -> float:

@@ -178,6 +178,13 @@ def ratio_with_spread(row: Row, key: str) -> str:
     return f"{times(ratio)} ({min(rounds):.2f}-{max(rounds):.2f})"
 
 
+def gap(row: Row) -> str:
+    """Format the gap between the gradients; in bf16, how far both are from that in fp32."""
+    if "from_fp32" not in row:
+        return f"{row['gradient_gap']:.1e}"
+    return " and ".join(f"{row['from_fp32'][name]:.1e}" for name in ("stock", "solo"))
+
+
 def cells_table(rows: list[Row]) -> str:
     """Build the table of all cells."""
     body = [
@@ -188,7 +195,7 @@ def cells_table(rows: list[Row]) -> str:
             f"{row['gemm_flop']['stock'] / row['gemm_flop']['solo']:.2f}x",
             percent(gemm_share(row)),
             *(number(row["peak_gib"][name]) for name in ("stock", "solo")),
-            f"{row['gradient_gap']:.1e}",
+            gap(row),
             str(len(row["training_s"]["stock"])),
         ]
         for row in cells_of(rows)
@@ -361,7 +368,7 @@ def one_line(row: Row) -> str:
         return (
             f"{ratio_with_spread(row, 'training_s').replace('*', '')}  {name_cell(row)}; stock "
             f"{number(row['median']['stock'])} s, ours {number(row['median']['solo'])} s, gradient "
-            f"gap {row['gradient_gap']:.1e}, memory {percent(memory_share(row))} of stock's, "
+            f"gap {gap(row)}, memory {percent(memory_share(row))} of stock's, "
             f"{percent(gemm_share(row))} of the GEMM peak"
         )
     shown = ("ratio", "median", "seconds", "reached_s", "peak_gib")
