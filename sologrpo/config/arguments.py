@@ -178,7 +178,7 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
     )
     sampling_token_budget: int | None = HfArg(
         default=None,
-        help="Tokens, including padding, of the prompts and completions sampled at once "
+        help="Tokens in the cache of the completions sampled at once "
         "(default: as many as fit into memory)",
     )
 

@@ -13,7 +13,7 @@ from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.model.loading import pick_dtype
 from sologrpo.model.memory import TokenBytes, activation_bytes
 from sologrpo.model.merging import merged_bytes
-from sologrpo.sampling.sampler import bytes_of_row
+from sologrpo.sampling.sampler import bytes_of_batch
 
 # NF4 (bitsandbytes): half a byte per weight, and an fp32 scale for every 64 weights. With double
 # quantisation the scale takes one byte, and an fp32 one is added for every 256 of those.
@@ -89,7 +89,7 @@ def footprint(policy: PeftModel, model_args: ModelConfig) -> Footprint:
         adapter_bytes=trainable * FP32 * (2 + ADAM_MOMENTS),
         checkpoint_bytes=trainable * FP32 * (1 + ADAM_MOMENTS) + TOKENIZER_BYTES,
         merged_bytes=merged_bytes(policy),
-        sampled_token_bytes=bytes_of_row(policy, 1) - bytes_of_row(policy, 0),
+        sampled_token_bytes=bytes_of_batch(policy, tokens=1, rows=0),
         trained_token_bytes=activation_bytes(policy),
         layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,

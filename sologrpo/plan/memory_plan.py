@@ -3,6 +3,7 @@
 Computed from the model's config and the run's settings. docs/memory.md has measurements next to it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,8 +31,8 @@ class MemoryPlan:
         weights: frozen weights.
         adapter: adapter, gradient and optimizer.
         merged: copy of the weights for sampling; not made where it does not fit.
-        cache: keys, values and logits of all completions of a generation batch, which is sampled
-            in several batches where they do not fit.
+        cache: keys and values of a generation batch, of a prompt once for all of its completions,
+            and logits. It is sampled in several batches where they do not fit.
         step_tokens: tokens that the passes of an optimizer step compute.
         trained_tokens: tokens of the largest of these passes.
         activations: kept by the layers for the backward pass.
@@ -97,6 +98,7 @@ def plan_memory(
     """
     prompt_T, completion_T = max(prompt_lengths), args.max_completion_length
     sampled = args.per_device_train_batch_size * args.steps_per_generation
+    prompts = math.ceil(sampled / args.num_generations)
     token = size.token_bytes(bool(args.gradient_checkpointing))
     left = free - size.weights_bytes - size.adapter_bytes
     budget = args.train_token_budget or max(1, token.fitting(FREE_SHARE * left))
@@ -114,8 +116,8 @@ def plan_memory(
         weights=size.weights_bytes,
         adapter=size.adapter_bytes,
         merged=size.merged_bytes,
-        cache=sampled
-        * ((prompt_T + completion_T) * size.sampled_token_bytes + size.vocabulary * LOGIT_BYTES),
+        cache=(prompts * prompt_T + sampled * completion_T) * size.sampled_token_bytes
+        + sampled * size.vocabulary * LOGIT_BYTES,
         step_tokens=sum(passes),
         trained_tokens=tokens,
         activations=tokens * token.kept + masks * mask,

@@ -1,8 +1,8 @@
-"""The decoding loop, sampled or greedy: each prompt is computed once, and finished rows leave.
+"""The decoding loop, sampled or greedy: prompts are held once, and finished rows leave.
 
-`transformers.generate` computes each prompt once for each of its G completions, copies the whole
-key-value cache at every token, and computes all rows until the last one ends. This loop gives the
-same distribution without the three. What it does not support is left to `generate`.
+`transformers.generate` computes and caches each prompt once for each of its G completions, copies
+the whole key-value cache at every token, and computes all rows until the last one ends. This loop
+gives the same distribution without the three. What it does not support is left to `generate`.
 
 Shapes: P distinct prompts, B = P x G rows, T tokens, V vocabulary.
 """
@@ -10,6 +10,7 @@ Shapes: P distinct prompts, B = P x G rows, T tokens, V vocabulary.
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import torch
@@ -29,7 +30,8 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from sologrpo.sampling.prefill import Prefill, prefill
+from sologrpo.model.attention import along, follows_trees, tree_attention_enabled
+from sologrpo.sampling.shared_cache import prefill
 from sologrpo.sampling.stopping import StopStrings
 
 Model: TypeAlias = PreTrainedModel | PeftModel
@@ -46,40 +48,6 @@ SUPPORTED_SETTINGS = {
 }  # fmt: skip
 
 
-class RoomyLayer(DynamicLayer):  # type: ignore[misc]
-    """A cache layer with room for all tokens from the start: appending one copies only that one."""
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, room: int) -> None:
-        super().__init__()
-        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
-        B, heads, length, width = keys.shape
-        self._key_store = keys.new_empty(B, heads, length + room, width)
-        self._value_store = values.new_empty(B, heads, length + room, values.shape[-1])
-        self._key_store[:, :, :length] = keys
-        self._value_store[:, :, :length] = values
-        self._show(length)
-
-    def _show(self, length: int) -> None:
-        self.keys = self._key_store[:, :, :length]
-        self.values = self._value_store[:, :, :length]
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append tokens."""
-        start, end = self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
-        self._key_store[:, :, start:end] = key_states
-        self._value_store[:, :, start:end] = value_states
-        self._show(end)
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep only these rows."""
-        length = self.keys.shape[-2]
-        self._key_store, self._value_store = self._key_store[indices], self._value_store[indices]
-        self._show(length)
-
-
 def can_generate_fast(model: Model, config: GenerationConfig, kwargs: dict[str, Any]) -> bool:
     """Check whether `generate_fast` supports this call of `model.generate`.
 
@@ -91,8 +59,8 @@ def can_generate_fast(model: Model, config: GenerationConfig, kwargs: dict[str, 
         and config.repetition_penalty in (None, 1.0)
         and config.to_diff_dict().keys() <= SUPPORTED_SETTINGS
     )
-    plain_cache = has_plain_cache(model.config.get_text_config())
-    return plain_cache and plain_config and set(kwargs) <= {"input_ids", "attention_mask"}
+    is_plain = plain_config and set(kwargs) <= {"input_ids", "attention_mask"}
+    return is_plain and has_plain_cache(model.config.get_text_config()) and follows_trees(model)
 
 
 def has_plain_cache(config: PretrainedConfig) -> bool:
@@ -116,11 +84,6 @@ class Request:
     config: GenerationConfig
     stops: StopStrings
 
-    @property
-    def width(self) -> int:
-        """Tokens of a row at most: prompt and completion."""
-        return int(self.input_ids.size(1) + self.config.max_new_tokens)
-
     def limited(self, tokens: int) -> "Request":
         """Limit completions to this number of tokens."""
         config = copy.copy(self.config)
@@ -131,6 +94,16 @@ class Request:
         """Select rows."""
         ids, mask = self.input_ids[rows], self.attention_mask[rows]
         return replace(self, input_ids=ids, attention_mask=mask)
+
+    def distinct_prompts(self) -> tuple[list[list[int]], torch.Tensor]:
+        """Return the token ids of each prompt, equal neighbours once, and (B,) the row's prompt."""
+        rows = zip(self.input_ids.cpu(), self.attention_mask.bool().cpu(), strict=True)
+        groups = groupby(ids[mask].tolist() for ids, mask in rows)
+        prompts, sizes = zip(*((ids, len(list(rows))) for ids, rows in groups), strict=True)
+        sizes_P = torch.tensor(sizes, device=self.input_ids.device)
+        return list(prompts), torch.arange(len(sizes), device=sizes_P.device).repeat_interleave(
+            sizes_P
+        )
 
     def mask_of(self, completion_ids: torch.Tensor) -> torch.Tensor:
         """Mask (B, T) completions: ones up to the end token, or the one that ends a stop string."""
@@ -169,19 +142,25 @@ def generate_fast(model: Model, request: Request, with_log_probs: bool = False) 
         request: the prompts; equal neighbouring rows are computed once.
         with_log_probs: also return the log-probs of the sampled tokens.
     """
-    input_ids, config, stops = request.input_ids, request.config, request.stops
-    B = input_ids.size(0)
-    room = int(config.max_new_tokens)
-    end_ids = torch.as_tensor(config.eos_token_id, device=input_ids.device).reshape(-1)
-    choose = _sampler(config) if config.do_sample else _most_likely
-    completion_ids = input_ids.new_full((B, room), int(config.pad_token_id))
-    log_probs = torch.zeros(B, room, device=input_ids.device) if with_log_probs else None
+    with tree_attention_enabled(model.config.get_text_config()):
+        return _decode(model, request, with_log_probs)
 
-    prompts = _prefill(model, request, room)
-    cache, mask, position = prompts.cache, prompts.mask, prompts.next_position
-    logits_BV = prompts.logits
-    rows = torch.arange(B, device=input_ids.device)  # indices of the rows still in the batch
-    writing = torch.ones(B, dtype=torch.bool, device=input_ids.device)  # which are unfinished
+
+def _decode(model: Model, request: Request, with_log_probs: bool) -> Sampled:
+    config, stops, device = request.config, request.stops, request.input_ids.device
+    room = int(config.max_new_tokens)
+    end_ids = torch.as_tensor(config.eos_token_id, device=device).reshape(-1)
+    choose = _sampler(config) if config.do_sample else _most_likely
+
+    prompts, prompt_of_row = request.distinct_prompts()
+    cache, logits_PV = prefill(model, prompts, prompt_of_row)
+    logits_BV = logits_PV[prompt_of_row]
+    position = torch.tensor([len(ids) for ids in prompts], device=device)[prompt_of_row]
+    B = len(prompt_of_row)
+    completion_ids = prompt_of_row.new_full((B, room), int(config.pad_token_id))
+    log_probs = torch.zeros(B, room, device=device) if with_log_probs else None
+    rows = torch.arange(B, device=device)  # indices of the rows still in the batch
+    writing = torch.ones(B, dtype=torch.bool, device=device)  # which are unfinished
     for t in range(room):
         logits_BV = logits_BV.float()
         tokens = choose(logits_BV)
@@ -196,16 +175,18 @@ def generate_fast(model: Model, request: Request, with_log_probs: bool = False) 
             break
         if n_writing < LEAVE_BELOW * len(rows):
             stay = writing.nonzero(as_tuple=True)[0]
-            cache.batch_select_indices(stay)
-            rows, tokens, writing = rows[stay], tokens[stay], writing[stay]
-            mask, position = mask[stay], position[stay]
-        mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+            cache.keep(stay)
+            rows, tokens, writing, position = (
+                rows[stay],
+                tokens[stay],
+                writing[stay],
+                position[stay],
+            )
         logits_BV = model(
             input_ids=tokens[:, None],
-            attention_mask=mask,
             position_ids=position[:, None],
-            past_key_values=cache,
-            use_cache=True,
+            use_cache=False,
+            **along(cache),
         ).logits[:, -1]
         position = position + 1
     T = t + 1
@@ -218,18 +199,6 @@ def _log_probs_of(
     scaled_BV = logits_BV / (config.temperature or 1.0)
     chosen_B: torch.Tensor = scaled_BV.gather(1, tokens[:, None]).squeeze(1)
     return chosen_B - scaled_BV.logsumexp(dim=1)
-
-
-def _prefill(model: Model, request: Request, room: int) -> Prefill:
-    """Compute each distinct prompt once, then give every row a copy of its cache, with room."""
-    input_ids, attention_mask = request.input_ids, request.attention_mask
-    is_new = torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)
-    is_new[1:] = (input_ids[1:] != input_ids[:-1]).any(dim=1)
-    cache = DynamicCache(config=model.config.get_text_config())
-    prompts = prefill(model, input_ids[is_new], attention_mask[is_new], cache)
-    prompts = prompts.expand(is_new.cumsum(0) - 1)
-    cache.layers = [RoomyLayer(layer.keys, layer.values, room) for layer in cache.layers]
-    return prompts
 
 
 def _most_likely(logits_BV: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Batched generation for validation and evaluation, greedy or sampled."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -10,6 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from sologrpo.model.loading import end_token_ids
 from sologrpo.model.memory import TokenBudget
 from sologrpo.sampling.decoding import Request, can_generate_fast, generate_fast
+from sologrpo.sampling.shared_cache import cached_tokens
 from sologrpo.sampling.stopping import StopStrings
 from sologrpo.scoring.records import END_TOKEN, LENGTH, STOP_STRING
 
@@ -43,7 +45,8 @@ def generate_greedily(
     Args:
         prompts: token ids of the prompts, special tokens included (`data.prompt_token_ids`).
         max_new_tokens: limit of a completion, in tokens.
-        token_budget: tokens (prompt and completion, padding counted) of one batch.
+        token_budget: tokens of one batch: those in the cache, where what prompts share is counted
+            once, and completions of full length.
         stop_strings: text that ends a completion and stays in it, see `sampling.stopping`.
 
     Raises:
@@ -79,7 +82,8 @@ def generate_in_batches(
         prompts: token ids. Equal neighbours are computed once: repeat a prompt to sample several
             completions of it.
         config: `greedy_config`, or `sampling_config`.
-        token_budget: tokens (prompt and completion, padding counted) of one batch.
+        token_budget: tokens of one batch: those in the cache, where what prompts share is counted
+            once, and completions of full length.
         stop_strings: text that ends a completion and stays in it.
         seed: of sampling. Each batch is seeded with it plus the number of prompts that are left,
             so that resuming with the rest of the prompts gives the same completions.
@@ -95,20 +99,32 @@ def generate_in_batches(
     model.eval()
     try:
         while order:
-            width = len(prompts[order[0]]) + int(config.max_new_tokens)
-            batch = order[: max(1, budget.tokens // width)]
+            tokens = _tokens_of_batches([prompts[i] for i in order], model, config)
+            rows = max(1, bisect_right(tokens, budget.tokens))
+            batch = order[:rows]
             if config.do_sample:
                 torch.manual_seed(seed + len(order))
             done: list[Completion] = []
-            with budget.halved_if_out_of_memory(width * len(batch), rows=len(batch)):
+            with budget.halved_if_out_of_memory(tokens[rows - 1], rows):
                 ids = [list(prompts[i]) for i in batch]
-                rows = generate_batch(model, tokenizer, ids, config, stops)
-                done = [completion_of(row, tokenizer, end_ids, stops) for row in rows]
-                order = order[len(batch) :]
+                generated = generate_batch(model, tokenizer, ids, config, stops)
+                done = [completion_of(row, tokenizer, end_ids, stops) for row in generated]
+                order = order[rows:]
             if done:
                 yield list(zip(batch, done, strict=True))
     finally:
         model.train(was_training)
+
+
+def _tokens_of_batches(
+    prompts: Sequence[Sequence[int]], model: PreTrainedModel, config: GenerationConfig
+) -> list[int]:
+    """Count the tokens of a batch of the first prompt, of the first two, and so on."""
+    new = int(config.max_new_tokens)
+    if can_generate_fast(model, config, {}):
+        return cached_tokens(prompts, new)
+    width = max(map(len, prompts)) + new
+    return [width * rows for rows in range(1, len(prompts) + 1)]
 
 
 def sampling_config(

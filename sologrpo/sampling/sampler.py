@@ -17,6 +17,7 @@ import logging
 import math
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from sologrpo.model.merging import (
     working_dtype,
 )
 from sologrpo.sampling.decoding import Model, Request, Sampled, generate_fast
+from sologrpo.sampling.shared_cache import cached_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ class Sampler:
         requested: `adapter`, `merged` or `auto`.
         score: the trainer's forward pass.
         half: dtype of mixed precision; None if there is none.
-        token_budget: tokens (padding counted) of a batch; None for what fits into memory.
+        token_budget: tokens that the cache of a batch holds; None for what fits into memory.
 
     Attributes:
         engine: `adapter` or `merged`; None until `prepare` has chosen it.
@@ -185,7 +187,7 @@ class Sampler:
 
     def _measure(self, engine: str, model: Model, request: Request) -> Trial:
         with self._weights_of(engine, model):
-            request = request.rows(slice(0, self._rows_of_next_batch(model, request)))
+            request = request.rows(slice(0, self._next_batch(model, request)[0]))
             request = request.limited(TEST_TOKENS)
             sampled = generate_fast(model, request, with_log_probs=True)
         gap = self._gap_to_trainer(request, sampled)
@@ -237,30 +239,34 @@ class Sampler:
         start, end = 0, len(request.input_ids)
         while start < end:
             rest = request.rows(slice(start, end))
-            batch = rest.rows(slice(0, self._rows_of_next_batch(model, rest)))
-            rows = len(batch.input_ids)
-            with self._budget.halved_if_out_of_memory(rows * batch.width, rows):
+            rows, tokens = self._next_batch(model, rest)
+            batch = rest.rows(slice(0, rows))
+            with self._budget.halved_if_out_of_memory(tokens, rows):
                 parts.append(generate_fast(model, batch, with_log_probs=not self.is_exact))
                 start += rows
         return _joined(parts, int(request.config.pad_token_id))
 
-    def _rows_of_next_batch(self, model: Model, request: Request) -> int:
-        tokens = self._budget.tokens
+    def _next_batch(self, model: Model, request: Request) -> tuple[int, int]:
+        """Choose the rows of the next batch, and count the tokens that its cache holds."""
+        prompts, prompt_of_row = request.distinct_prompts()
+        groups = prompt_of_row.tolist()
+        tokens = cached_tokens([prompts[i] for i in groups], request.config.max_new_tokens)
+        most = bisect_right(tokens, self._budget.tokens)
         if self._fits_memory:
-            row = bytes_of_row(model, request.width, self._half)
-            tokens = min(tokens, int(FREE_SHARE * free_bytes(model.device) / row) * request.width)
-        most = max(1, tokens // request.width)
-        is_new = (request.input_ids[1:] != request.input_ids[:-1]).any(dim=1)
-        ends = [*(is_new.nonzero().flatten() + 1).tolist(), len(request.input_ids)]
-        return rows_of_whole_groups(ends, most)
+            sizes = [bytes_of_batch(model, n, i + 1, self._half) for i, n in enumerate(tokens)]
+            most = min(most, bisect_right(sizes, FREE_SHARE * free_bytes(model.device)))
+        ends = [i + 1 for i, group in enumerate(groups) if groups[i + 1 : i + 2] != [group]]
+        rows = rows_of_whole_groups(ends, max(1, most))
+        return rows, tokens[rows - 1]
 
 
-def bytes_of_row(model: Model, width: int, half: torch.dtype | None = None) -> int:
-    """Compute the bytes that a row takes while it is sampled: its cache and its logits.
+def bytes_of_batch(model: Model, tokens: int, rows: int, half: torch.dtype | None = None) -> int:
+    """Compute the bytes that a batch takes while it is sampled: its cache and its logits.
 
     Args:
         model: its config decides.
-        width: tokens of the row, prompt and completion.
+        tokens: that the cache holds, see `cached_tokens`.
+        rows: of the batch.
         half: dtype of mixed precision; None if there is none.
     """
     config = model.config.get_text_config()
@@ -268,7 +274,7 @@ def bytes_of_row(model: Model, width: int, half: torch.dtype | None = None) -> i
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     size = (half or working_dtype(model)).itemsize
     token = 2 * config.num_hidden_layers * heads * head_dim * size  # keys and values
-    return int(width * token + config.vocab_size * LOGIT_BYTES)
+    return int(tokens * token + rows * config.vocab_size * LOGIT_BYTES)
 
 
 def rows_of_whole_groups(ends: list[int], most: int) -> int:

@@ -20,10 +20,9 @@ from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
-from transformers import AttentionInterface
 from transformers.integrations.flex_attention import flex_attention_forward
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from sologrpo.model.attention import along
 from sologrpo.training.packing import Batch, prompts_of, root_length
 
 MANY_KEYS = 256  # from here on the kernel is faster in bf16 than in fp32, on a CPU that has bf16
@@ -121,12 +120,9 @@ class TokenTree:
     def attention(self) -> dict[str, Any]:
         """The arguments of the model's forward pass that decide who sees whom.
 
-        Without a mask, transformers reads from the positions where rows begin. A mask of four
-        dimensions it hands on as it is.
+        Without any, transformers reads from the positions where rows begin.
         """
-        if not self.is_shared:
-            return {}
-        return {"tree": self, "attention_mask": self.input_ids.new_ones(1, 1, 1, 1)}
+        return along(self) if self.is_shared else {}
 
     @classmethod
     def of(cls, batch: Batch, share_prompts: bool = True) -> "TokenTree":
@@ -218,6 +214,22 @@ class TokenTree:
 
         return create_block_mask(sees, None, None, size, size, device=ids.device)
 
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+    ) -> torch.Tensor:
+        """Compute attention of one layer, see `model.attention`."""
+        if query.device.type == "cpu":
+            return _in_parts(query, key, value, self, scaling).transpose(1, 2)
+        attended: torch.Tensor = flex_attention_forward(
+            module, query, key, value, self.block_mask, scaling
+        )[0]
+        return attended
+
 
 class _TreeAttention(torch.autograd.Function):
     """Attention in parts without a mask, merged by their log-sum-exps.
@@ -294,52 +306,8 @@ def _length(places: slice) -> int:
 def _in_parts(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: TokenTree, scale: float
 ) -> torch.Tensor:
-    if torch.is_autocast_enabled("cpu"):  # as for torch's own attention
-        dtype = torch.get_autocast_dtype("cpu")
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     H, N, D = key.shape[1:]
     q = query.view(H, -1, N, D)
     k, v = (x.view(H, 1, N, D) for x in (key, value))
     merged: torch.Tensor = _TreeAttention.apply(q, k, v, tree, scale)  # type: ignore[no-untyped-call]
     return merged.view(query.shape)
-
-
-def tree_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    tree: TokenTree | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attend along the tree, if there is one; as transformers' `sdpa` otherwise.
-
-    Args:
-        module: of the model.
-        query: (1, H * Q, N, D).
-        key: (1, H, N, D).
-        value: (1, H, N, D).
-        attention_mask: not used with a tree.
-        scaling: of the products.
-        tree: as it was given to the model's forward pass.
-        kwargs: for `sdpa`.
-
-    Returns:
-        (1, N, H * Q, D), and nothing in place of the weights.
-    """
-    if tree is None:
-        output: tuple[torch.Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **kwargs
-        )
-        return output
-    if query.device.type != "cpu":
-        attended: torch.Tensor = flex_attention_forward(
-            module, query, key, value, tree.block_mask, scaling
-        )[0]
-        return attended, None
-    return _in_parts(query, key, value, tree, scaling).transpose(1, 2), None
-
-
-AttentionInterface.register("sdpa", tree_attention)

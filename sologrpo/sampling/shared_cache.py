@@ -1,0 +1,332 @@
+"""Keys and values of a sampled batch, each held once: of the root, of every prompt, of every row.
+
+The rows of a batch are a tree: tokens that all prompts begin with (the root: a system prompt,
+worked examples), the rest of each prompt (its stem), and the completions. Every token is computed
+once. A decoding step multiplies the queries of all rows with the root in one product, those of the
+rows of a prompt with its stem in another, and each row's with its own past. The scores stand side
+by side before the softmax: so this is exact attention over each row.
+
+Shapes: P distinct prompts, B rows, G rows of a prompt at most, T tokens of a completion, R of the
+root, S of the longest stem, N of a forward pass, V vocabulary, H heads of keys and values, Q heads
+of queries for each of them, D width of a head.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, groupby
+from operator import ne
+
+import torch
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from sologrpo.model.attention import along
+
+# Tokens of stems in one forward pass: enough to keep any device busy, few enough that activations
+# stay small compared with the cache.
+PREFILL_TOKENS = 4096
+ROOM = 64  # tokens by which the cache of the completions grows
+
+
+@dataclass(frozen=True)
+class KeysValues:
+    """Keys and values of one layer, (B or P, H, tokens, D)."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def select(self, rows: torch.Tensor) -> "KeysValues":
+        """Copy some rows."""
+        return KeysValues(self.keys[rows], self.values[rows])
+
+    def after(self, root: "KeysValues") -> "KeysValues":
+        """Put the root before every row."""
+        return KeysValues(_joined(root.keys, self.keys), _joined(root.values, self.values))
+
+
+Layers = dict[int, KeysValues]
+
+
+def _joined(root: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    return torch.cat([root.expand(rest.size(0), -1, -1, -1), rest], dim=2)
+
+
+class SharedCache:
+    """The cache of a batch while it is decoded, and attention over it.
+
+    Args:
+        root: (1, H, R, D) of each layer; empty if the prompts begin differently.
+        stems: (P, H, S, D) of each layer, padded on the right.
+        lengths_P: tokens of each stem.
+        prompt_of_row: (B,) index of each row's prompt, ascending.
+    """
+
+    def __init__(
+        self, root: Layers, stems: Layers, lengths_P: torch.Tensor, prompt_of_row: torch.Tensor
+    ) -> None:
+        self._root = root
+        self._stems = stems
+        self._completions: dict[int, _Completions] = {}
+        first = next(iter(stems.values())).keys
+        places_S = torch.arange(first.size(2), device=first.device)
+        self._is_padding = (places_S >= lengths_P[:, None])[:, None, None]  # (P, 1, 1, S)
+        self._group(prompt_of_row)
+
+    def _group(self, prompt_of_row: torch.Tensor) -> None:
+        self._prompt_of_row = prompt_of_row
+        self._of_prompt = _Groups(prompt_of_row)
+        self._all = _Groups(torch.zeros_like(prompt_of_row))
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Drop all rows but these, and the prompts that have none left.
+
+        Args:
+            rows: indices, ascending.
+        """
+        prompts, prompt_of_row = torch.unique(self._prompt_of_row[rows], return_inverse=True)
+        if len(prompts) < len(self._is_padding):
+            self._stems = {i: layer.select(prompts) for i, layer in self._stems.items()}
+            self._is_padding = self._is_padding[prompts]
+        for completions in self._completions.values():
+            completions.keep(rows)
+        self._group(prompt_of_row)
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+    ) -> torch.Tensor:
+        """Append a token to every row, and compute its attention; see `model.attention`."""
+        i = int(module.layer_idx)  # type: ignore[arg-type]
+        own = self._completions.setdefault(i, _Completions(key, value)).append(key, value)
+        stem, root = self._stems[i], self._root.get(i)
+        B, H, _, D = key.shape
+        q = (query * scaling).reshape(B, H, -1, D)
+        stem_scores = self._of_prompt.multiply(q, stem.keys.mT, hidden=self._is_padding)
+        scores = [stem_scores, q @ own.keys.mT]
+        if root is not None:
+            scores.append(self._all.multiply(q, root.keys.mT))
+        weights = torch.cat(scores, dim=-1).softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+        shares = torch.split(weights, [part.size(-1) for part in scores], dim=-1)
+        out = self._of_prompt.multiply(shares[0], stem.values) + shares[1] @ own.values
+        if root is not None:
+            out = out + self._all.multiply(shares[2], root.values)
+        return out.reshape(B, 1, -1, out.size(-1))
+
+
+class _Groups:
+    """Rows that share keys and values: one product for each group instead of one for each row.
+
+    Args:
+        group_of_row: (B,) index of each row's group, ascending from 0 without gaps.
+    """
+
+    def __init__(self, group_of_row: torch.Tensor) -> None:
+        sizes = group_of_row.bincount()
+        self._shape = len(sizes), int(sizes.max())
+        B = len(group_of_row)
+        self._is_even = self._shape[0] * self._shape[1] == B
+        rows = torch.arange(B, device=group_of_row.device)
+        within = rows - (sizes.cumsum(0) - sizes)[group_of_row]
+        self._slot_of_row = group_of_row * self._shape[1] + within
+        # Groups are filled up with row 0, whose results there are not used.
+        self._row_of_slot = rows.new_zeros(self._shape[0] * self._shape[1])
+        self._row_of_slot[self._slot_of_row] = rows
+
+    def multiply(
+        self, rows: torch.Tensor, shared: torch.Tensor, hidden: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Multiply each row with the matrices of its group.
+
+        Args:
+            rows: (B, H, Q, K).
+            shared: (P, H, K, N).
+            hidden: (P, 1, 1, N), where the product is minus infinity instead.
+
+        Returns:
+            (B, H, Q, N).
+        """
+        (P, G), (_, H, Q, K) = self._shape, rows.shape
+        slots = rows if self._is_even else rows[self._row_of_slot]
+        product = slots.view(P, G, H, Q, K).transpose(1, 2).reshape(P, H, G * Q, K) @ shared
+        if hidden is not None:
+            product.masked_fill_(hidden, -torch.inf)
+        product = product.view(P, H, G, Q, -1).transpose(1, 2).reshape(P * G, H, Q, -1)
+        return product if self._is_even else product[self._slot_of_row]
+
+
+class _Completions:
+    """The cache of the completions in one layer, with room for more tokens."""
+
+    def __init__(self, key: torch.Tensor, value: torch.Tensor) -> None:
+        self._store = KeysValues(key[:, :, :0], value[:, :, :0])
+        self._length = 0
+
+    def append(self, key: torch.Tensor, value: torch.Tensor) -> KeysValues:
+        """Append a token to every row, and return all tokens so far, (B, H, T, D)."""
+        keys, values = self._store.keys, self._store.values
+        if self._length == keys.size(2):
+            keys, values = pad(keys, (0, 0, 0, ROOM)), pad(values, (0, 0, 0, ROOM))
+            self._store = KeysValues(keys, values)
+        keys[:, :, self._length] = key[:, :, 0]
+        values[:, :, self._length] = value[:, :, 0]
+        self._length += 1
+        return KeysValues(keys[:, :, : self._length], values[:, :, : self._length])
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Drop all rows but these."""
+        self._store = self._store.select(rows)
+
+
+# -- filling it -----------------------------------------------------------------------------------
+
+
+def prefill(
+    model: torch.nn.Module, prompts: Sequence[list[int]], prompt_of_row: torch.Tensor
+) -> tuple[SharedCache, torch.Tensor]:
+    """Compute distinct prompts, what all of them begin with once.
+
+    Args:
+        model: a causal language model whose attention follows trees.
+        prompts: token ids.
+        prompt_of_row: (B,) index of each row's prompt, ascending.
+
+    Returns:
+        The cache for decoding the rows, and the (P, V) logits of the first tokens.
+    """
+    device = prompt_of_row.device
+    R = shared_beginning(prompts)
+    root: Layers = {}
+    if R:
+        beginning = _Beginnings([prompts[0][:R]], {}, 0, device)
+        root = beginning.compute(model)[0]
+    parts = [
+        _Beginnings(stems, root, R, device).compute(model)
+        for stems in _passes([prompt[R:] for prompt in prompts])
+    ]
+    S = max(map(len, prompts)) - R
+    layers = [part[0] for part in parts]
+    # Layer by layer, so that only one is in memory twice.
+    stems = {i: _stacked([layer.pop(i) for layer in layers], S) for i in list(layers[0])}
+    lengths_P = torch.tensor([len(prompt) - R for prompt in prompts], device=device)
+    logits = torch.cat([logits for _, logits in parts])
+    return SharedCache(root, stems, lengths_P, prompt_of_row), logits
+
+
+def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
+    """Count the tokens that all prompts begin with, leaving each at least one separate token.
+
+    A single prompt shares nothing.
+    """
+    if len(prompts) == 1:
+        return 0
+    columns = enumerate(zip(*(prompt[:-1] for prompt in prompts), strict=False))
+    shortest = min(map(len, prompts)) - 1
+    return next((i for i, column in columns if len({*column}) > 1), shortest)
+
+
+def cached_tokens(rows: Sequence[Sequence[int]], new_tokens: int) -> list[int]:
+    """Count the tokens that the cache of the first row holds, of the first two, and so on.
+
+    Args:
+        rows: token ids of each row's prompt; equal neighbours are one prompt.
+        new_tokens: of each completion.
+
+    Returns:
+        Tokens, including the padding of stems.
+
+    Example:
+        >>> cached_tokens([[7, 8, 1], [7, 8, 1], [7, 8, 2, 3]], 10)  # a root of 2, stems of 2
+        [14, 24, 36]
+    """
+    prompts = [prompt for prompt, _ in groupby(rows)]
+    R = shared_beginning(prompts)
+    S = max(map(len, prompts)) - R
+    is_new = map(ne, rows, [None, *rows[:-1]])
+    counts = enumerate(accumulate(is_new), start=1)
+    return [R + prompts_so_far * S + n * new_tokens for n, prompts_so_far in counts]
+
+
+def _passes(stems: list[list[int]]) -> Iterator[list[list[int]]]:
+    """Divide stems into forward passes of about `PREFILL_TOKENS`."""
+    batch: list[list[int]] = []
+    for stem in stems:
+        if batch and sum(map(len, batch)) + len(stem) > PREFILL_TOKENS:
+            yield batch
+            batch = []
+        batch.append(stem)
+    yield batch
+
+
+class _Beginnings:
+    """Token sequences that continue the same root, in one forward pass without padding.
+
+    Args:
+        sequences: token ids of each.
+        root: keys and values of the root; empty if there is none.
+        root_T: tokens of the root.
+        device: of the model.
+    """
+
+    def __init__(
+        self, sequences: list[list[int]], root: Layers, root_T: int, device: torch.device
+    ) -> None:
+        self._root = root
+        self._layers: Layers = {}
+        lengths = torch.tensor([len(ids) for ids in sequences], device=device)
+        S = int(lengths.max())
+        steps = torch.arange(S, device=device)
+        ends = lengths.cumsum(0)
+        self._places = (ends - lengths)[:, None] + steps.minimum(lengths[:, None] - 1)  # (P, S)
+        self._is_token = steps < lengths[:, None]
+        self._mask = torch.ones(S, root_T + S, dtype=torch.bool, device=device).tril(root_T)
+        self._last = ends - 1
+        self._ids = torch.tensor([list(chain.from_iterable(sequences))], device=device)
+        self._positions = (root_T + steps).expand_as(self._is_token)[self._is_token][None]
+
+    def compute(self, model: torch.nn.Module) -> tuple[Layers, torch.Tensor]:
+        """Return keys and values (P, H, S, D), padded on the right, and (P, V) logits."""
+        output = model(
+            input_ids=self._ids,
+            position_ids=self._positions,
+            logits_to_keep=self._last,
+            use_cache=False,
+            **along(self),
+        )
+        return self._layers, output.logits[0]
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+    ) -> torch.Tensor:
+        """Compute attention of one layer, and keep its keys and values; see `model.attention`."""
+        i = int(module.layer_idx)  # type: ignore[arg-type]
+        (P, S), H = self._places.shape, key.size(1)
+        q, k, v = (x[0][:, self._places].transpose(0, 1).contiguous() for x in (query, key, value))
+        self._layers[i] = seen = KeysValues(k, v)
+        if self._root:
+            seen = seen.after(self._root[i])
+        q = q.view(P * H, -1, S, q.size(-1))
+        k, v = (x.flatten(0, 1)[:, None].expand(-1, q.size(1), -1, -1)
+                for x in (seen.keys, seen.values))  # fmt: skip
+        out = scaled_dot_product_attention(q, k, v, attn_mask=self._mask, scale=scaling)
+        out = out.reshape(P, -1, S, out.size(-1)).transpose(1, 2)  # (P, S, H * Q, D)
+        attended: torch.Tensor = out[self._is_token][None]
+        return attended
+
+
+def _stacked(parts: list[KeysValues], S: int) -> KeysValues:
+    """Stack the rows of all parts, padded to S tokens."""
+
+    def stacked(tensors: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([pad(x, (0, 0, 0, S - x.size(2))) for x in tensors])
+
+    if len(parts) == 1:
+        return parts[0]
+    return KeysValues(stacked([x.keys for x in parts]), stacked([x.values for x in parts]))
