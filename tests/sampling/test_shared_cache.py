@@ -43,7 +43,7 @@ def tiny(family: str = "llama", **changes: Any) -> PreTrainedModel:
 
 
 class NoTokenizer:
-    """Replace a tokenizer: what stop strings need, with a character for each token."""
+    """Write a character for each token."""
 
     def get_vocab(self) -> dict[str, int]:
         return {chr(ord("a") + i): i for i in range(24)}
