@@ -117,8 +117,11 @@ def _has_gpu() -> bool:
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         return False
+    version = Path(torch.origin).with_name("version.py")
+    if not version.is_file():
+        return False
     # Lines such as: cuda: Optional[str] = '13.0'
-    build = Path(torch.origin).with_name("version.py").read_text(encoding="utf-8")
+    build = version.read_text(encoding="utf-8")
     return any(
         os.path.exists(file) and re.search(rf"^{backend}\b.*= '", build, re.MULTILINE)
         for backend, files in _GPU_FILES.items()

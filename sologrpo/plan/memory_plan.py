@@ -103,11 +103,11 @@ def plan_memory(
     left = free - size.weights_bytes - size.adapter_bytes
     budget = args.train_token_budget or max(1, token.fitting(FREE_SHARE * left))
     passes = _passes(args, prompt_T, root_T, budget, on_gpu)
-    tokens = max(passes)
+    tokens, rows = max(passes)
     # Attention over prompts that are not shared takes a mask, which every layer converts.
     mask = 0 if args.share_prompts else tokens**2 * size.number_bytes
     masks = 0 if args.gradient_checkpointing else size.layers
-    scored = min(tokens, TOKEN_CHUNK_SIZE)  # the LM head sees completions only
+    scored = min(rows * completion_T, TOKEN_CHUNK_SIZE)  # the LM head sees completions only
     logits = scored * _CHUNKED_LOGPROB_CHUNK_SIZE * size.number_bytes
     if not on_gpu:
         tile = scored * min(size.vocabulary, _CHUNKED_LOGPROB_CHUNK_SIZE) * FP32
@@ -118,7 +118,7 @@ def plan_memory(
         merged=size.merged_bytes,
         cache=(prompts * prompt_T + sampled * completion_T) * size.sampled_token_bytes
         + sampled * size.vocabulary * LOGIT_BYTES,
-        step_tokens=sum(passes),
+        step_tokens=sum(tokens for tokens, _ in passes),
         trained_tokens=tokens,
         activations=tokens * token.kept + masks * mask,
         layer=tokens * token.passing + mask,
@@ -128,8 +128,8 @@ def plan_memory(
 
 def _passes(
     args: SoloGRPOConfig, prompt_T: int, root_T: int, budget: int, on_gpu: bool
-) -> list[int]:
-    """Count the tokens of each pass of an optimizer step in which all rows are the longest."""
+) -> list[tuple[int, int]]:
+    """Count the tokens and rows of the passes of a step in which all rows are the longest."""
     every = range(args.per_device_train_batch_size * args.gradient_accumulation_steps)
     rows = Rows(
         [row // args.num_generations if args.share_prompts else row for row in every],
@@ -140,7 +140,7 @@ def _passes(
     if args.train_token_budget is None:
         pass_tokens = PASS_TOKENS_ON_GPU if on_gpu else PASS_TOKENS_ON_CPU
         budget = rows.best_budget(every, budget, pass_tokens)
-    return list(map(rows.tokens, rows.packed(every, budget)))
+    return [(rows.tokens(group), len(group)) for group in rows.packed(every, budget)]
 
 
 def memory_fix(plan: MemoryPlan, free: int, args: SoloGRPOConfig, four_bit: bool) -> str | None:

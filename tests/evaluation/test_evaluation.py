@@ -166,10 +166,13 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, batches: int, incomplete_line: b
 @pytest.fixture
 def batches_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
     def in_small_batches(*args: Any, **kwargs: Any) -> Any:
-        width = max(map(len, args[2])) + NEW_TOKENS
-        return generation.generate_in_batches(*args, **kwargs | {"token_budget": 4 * width})
+        return generation.generate_in_batches(*args, **kwargs | {"token_budget": 4})
+
+    def count_rows(prompts: list[list[int]], *_: Any) -> list[int]:
+        return list(range(1, len(prompts) + 1))
 
     monkeypatch.setattr(generators, "generate_in_batches", in_small_batches)
+    monkeypatch.setattr(generation, "_tokens_of_batches", count_rows)
 
 
 @pytest.mark.usefixtures("batches_of_four")

@@ -312,7 +312,7 @@ def test_evaluations_are_shown_and_compared(
     results: dict[str, Any],
     expected: str,
 ) -> None:
-    monkeypatch.setattr("sologrpo.report.report.draw_reward_curve", lambda *_: b"")  # slow
+    monkeypatch.setattr("sologrpo.report.reward_curve.draw_reward_curve", lambda *_: b"")  # slow
     if baseline:
         write_eval(tmp_path, "baseline", baseline)
     write_eval(tmp_path, "trained", trained, **results)

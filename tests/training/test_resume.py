@@ -53,7 +53,9 @@ SETTINGS: dict[str, Any] = {
     "seed": 3,
 }
 # What a clock or the machine decides, and so differs between two runs.
-MEASURED = ("time", "per_second", "memory", "runtime", "train_loss", "total_flos")
+MEASURED = (
+    "time", "per_second", "utilisation", "memory", "runtime", "train_loss", "total_flos",
+)  # fmt: skip
 
 Metrics = list[dict[str, Any]]
 

@@ -55,8 +55,12 @@ def test_processes_take_the_number_format_of_the_first(both: Seen) -> None:
 
 def test_metrics_of_masked_micro_batches_do_not_count() -> None:
     nan = float("nan")
-    masked = MicroBatchLog(1, 0, {"ratio/mean": nan, "ratio/min": nan, "clip_ratio/high_max": nan})
-    known = MicroBatchLog(1, 5, {"ratio/mean": 1.5, "ratio/min": 0.5, "clip_ratio/high_max": 0.2})
+    masked = MicroBatchLog(
+        1, 0, 9, {"ratio/mean": nan, "ratio/min": nan, "clip_ratio/high_max": nan}
+    )
+    known = MicroBatchLog(
+        1, 5, 9, {"ratio/mean": 1.5, "ratio/min": 0.5, "clip_ratio/high_max": 0.2}
+    )
     assert metrics_of_one_batch([masked, known, masked]) == known.metrics
     assert metrics_of_one_batch([masked])["ratio/min"] != 0.0
     assert metrics_of_one_batch([]) == {}
