@@ -10,7 +10,6 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 
@@ -43,6 +42,7 @@ from sologrpo.model.memory import release_unused
 from sologrpo.model.merging import load_adapter
 from sologrpo.sampling.decoding import has_plain_cache
 from sologrpo.sampling.generation import completion_of, generate_batch, greedy_config
+from sologrpo.sampling.shared_cache import shared_beginning
 from sologrpo.sampling.stopping import StopStrings
 from sologrpo.schema import Schema
 from sologrpo.scoring.statistics import Interval, compare_paired
@@ -422,7 +422,7 @@ def _each_log_probs(
     """
     config = model.config.get_text_config()
     cache = DynamicCache(config=config) if has_plain_cache(config) else None
-    shared_T = 0 if cache is None else _shared_T([prompt[:-1] for prompt, _ in rows])
+    shared_T = 0 if cache is None else shared_beginning([prompt for prompt, _ in rows])
     if shared_T:
         beginning = torch.tensor([rows[0][0][:shared_T]], device=model.device)
         model(input_ids=beginning, past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -438,8 +438,3 @@ def _each_log_probs(
             cache.crop(-ids.size(1))
         log_probs_TV: torch.Tensor = logits_BTV[0, :-1].float().log_softmax(-1)
         yield log_probs_TV
-
-
-def _shared_T(rows: Sequence[Sequence[int]]) -> int:
-    """Count the tokens that all rows begin with."""
-    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*rows, strict=False)))

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE
-from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.plan.footprint import FP32, Footprint
 from sologrpo.sampling.sampler import FREE_SHARE, LOGIT_BYTES
 from sologrpo.training.packed_loss import PASS_TOKENS_ON_CPU, PASS_TOKENS_ON_GPU
 from sologrpo.training.packing import Rows
+from sologrpo.training.trl_patches import vocabulary_tile
 
 # trl/kernels/chunked_logprob.py:254-298 (1.16): the LM head's logits are computed in tiles, each in
 # place by a Triton kernel. Without Triton the backward pass holds seven copies of a tile in fp32
@@ -108,9 +108,9 @@ def plan_memory(
     mask = 0 if args.share_prompts else tokens**2 * size.number_bytes
     masks = 0 if args.gradient_checkpointing else size.layers
     scored = min(rows * completion_T, TOKEN_CHUNK_SIZE)  # the LM head sees completions only
-    logits = scored * _CHUNKED_LOGPROB_CHUNK_SIZE * size.number_bytes
+    logits = scored * vocabulary_tile(on_gpu) * size.number_bytes
     if not on_gpu:
-        tile = scored * min(size.vocabulary, _CHUNKED_LOGPROB_CHUNK_SIZE) * FP32
+        tile = scored * min(size.vocabulary, vocabulary_tile(on_gpu)) * FP32
         logits += int(COPIES_OF_TILE * tile)
     return MemoryPlan(
         weights=size.weights_bytes,

@@ -29,7 +29,7 @@ from sologrpo.model.memory import CPU_PROCESS, bytes_for_tensors, free_bytes
 from sologrpo.plan.footprint import Footprint, disk_bytes, footprint, free_disk_bytes
 from sologrpo.plan.memory_plan import MemoryPlan, memory_fix, plan_memory
 from sologrpo.plan.warnings import suspicious_settings
-from sologrpo.training.packing import root_length
+from sologrpo.sampling.shared_cache import shared_beginning
 from sologrpo.training.run_directory import resolved_config
 
 
@@ -65,7 +65,9 @@ def print_plan(
     steps = optimizer_steps(args, len(train_dataset))
     prompts = prompt_token_ids(train_dataset["prompt"], tokenizer)
     lengths = list(map(len, prompts))
-    needs = _compute_needs(args, footprint(policy, model), lengths, root_length(prompts), steps)
+    needs = _compute_needs(
+        args, footprint(policy, model), lengths, shared_beginning(prompts), steps
+    )
     device = f"{describe_device()}, {_describe_format(model, gflops)}"
     for name, text in (("device", device), *_plan_lines(run, args, model, lengths, needs)):
         print_line(console, f"{name:<8} {text}")

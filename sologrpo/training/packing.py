@@ -4,12 +4,14 @@ Every tensor whose first dimension is the rows belongs to them; prompt tensors a
 ``prompt_…``, and tensors with a value for every completion token are as wide as ``completion_ids``.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
+
+from sologrpo.sampling.shared_cache import shared_beginning
 
 Batch = dict[str, Any]
 
@@ -111,7 +113,7 @@ class Rows:
             prompts if share_prompts else list(range(len(prompts))),
             list(map(len, prompts)),
             batch["completion_mask"].sum(dim=1).tolist(),
-            root_length(prompts) if share_prompts else 0,
+            shared_beginning(prompts) if share_prompts else 0,
         )
 
     def tokens(self, rows: Sequence[int]) -> int:
@@ -174,13 +176,6 @@ def prompts_of(batch: Batch) -> list[tuple[int, ...]]:
     """Return the token ids of the prompt of every row, without padding."""
     rows = zip(batch["prompt_ids"], batch["prompt_mask"].bool(), strict=True)
     return [tuple(ids[mask].tolist()) for ids, mask in rows]
-
-
-def root_length(prompts: Collection[Sequence[int]]) -> int:
-    """Count the tokens that all prompts begin with, without the last of any of them."""
-    together = enumerate(zip(*(prompt[:-1] for prompt in prompts), strict=False))
-    shortest = min(map(len, prompts)) - 1
-    return next((i for i, tokens in together if len({*tokens}) > 1), shortest)
 
 
 def select_and_trim(inputs: Batch, rows: list[int]) -> Batch:

@@ -22,7 +22,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers.integrations.flex_attention import flex_attention_forward
 
 from sologrpo.model.attention import along
-from sologrpo.training.packing import Batch, prompts_of, root_length
+from sologrpo.sampling.shared_cache import shared_beginning
+from sologrpo.training.packing import Batch, prompts_of
 
 # Of fewer keys, the kernel's backward pass takes longer in bf16 than in fp32.
 MANY_KEYS = 256
@@ -93,7 +94,7 @@ class TokenTree:
             if length:
                 rows_of.setdefault(prompts[row] if share_prompts else row, []).append(row)
         groups = list(rows_of.values())
-        root = root_length([prompts[rows[0]] for rows in groups]) if share_prompts else 0
+        root = shared_beginning([prompts[rows[0]] for rows in groups]) if share_prompts else 0
         ids, positions = list(prompts[groups[0][0]][:root]), list(range(root))
         labels, branches = [-100] * root, []
         targets: list[int] = []

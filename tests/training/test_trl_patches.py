@@ -82,7 +82,10 @@ RELIED_ON: dict[Any, tuple[str, ...]] = {
         "self.llm.generate(vllm_prompts, sampling_params=sampling_params, use_tqdm=False)",
     ),
     GRPOTrainer.log: ('mode = "train" if self.model.training else "eval"',),
-    trl_utils: ("compact = _use_triton(hidden_states.device)",),
+    trl_utils: (
+        "compact = _use_triton(hidden_states.device)",
+        "temperature,\n                _CHUNKED_LOGPROB_CHUNK_SIZE,",
+    ),
 }
 
 
@@ -114,10 +117,12 @@ def test_what_is_replaced_comes_back() -> None:
 
 
 def test_the_lm_head_is_compact_within_only() -> None:
-    shipped, cpu = trl_utils._use_triton, torch.device("cpu")
+    names = ("_use_triton", "_CHUNKED_LOGPROB_CHUNK_SIZE")
+    shipped = [getattr(trl_utils, name) for name in names]
     with trl_patches.compact_lm_head():
-        assert trl_utils._use_triton(cpu)
-    assert trl_utils._use_triton is shipped
+        assert trl_utils._use_triton(torch.device("cpu"))
+        assert trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE < shipped[1] or torch.cuda.is_available()
+    assert [getattr(trl_utils, name) for name in names] == shipped
 
 
 def test_the_loss_takes_given_scores_and_keeps_its_metrics_to_itself() -> None:
