@@ -220,7 +220,7 @@ def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
 
     A single prompt shares nothing.
     """
-    if len(prompts) == 1:
+    if len(prompts) < 2:
         return 0
     columns = enumerate(zip(*(prompt[:-1] for prompt in prompts), strict=False))
     shortest = min(map(len, prompts)) - 1
