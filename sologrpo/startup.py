@@ -152,9 +152,7 @@ def start_process() -> None:
 
 def end_imports() -> None:
     """Collect garbage again; call it once the libraries are imported."""
-    if not gc.isenabled():
-        gc.freeze()  # what the imports have made stays
-        gc.enable()
+    gc.enable()
 
 
 def _is_news(noise: str, record: logging.LogRecord) -> bool:
