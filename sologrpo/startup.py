@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -49,6 +50,7 @@ _GPU_FILES = {"cuda": ("/dev/nvidiactl", "/dev/dxg"), "hip": ("/dev/kfd",)}
 _CUDA_MALLOC = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 _received: signal.Signals | None = None
+_dropped = False  # Python has dropped the exception of that signal
 
 
 def prepare_allocator() -> None:
@@ -143,6 +145,7 @@ def start_process() -> None:
     for number in STOPPED:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _on_signal)
+    sys.unraisablehook = _repeat_dropped_signal
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPED)  # blocked by `prepare_allocator`
     atexit.register(_ignore_signals)  # runs after those registered later
     os.register_at_fork(after_in_child=_use_default_handlers)
@@ -170,15 +173,25 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     A half-imported library may swallow the exception or turn it into another, and nothing has to
     be cleaned up by then.
     """
-    global _received
+    global _received, _dropped
     if _received is None:
         # Not `print`: the signal may have come in the middle of one.
         with suppress(OSError):  # stderr is closed
             os.write(2, f"error: {STOPPED[signal.Signals(number)]}\n".encode())
-    if _received is not None or _is_starting(frame):
+    if (_received is not None and not _dropped) or _is_starting(frame):
         os._exit(128 + number)
-    _received = signal.Signals(number)
+    _received, _dropped = signal.Signals(number), False
     raise KeyboardInterrupt
+
+
+def _repeat_dropped_signal(dropped: "sys.UnraisableHookArgs") -> None:
+    """Send the signal again if its exception was raised in a `__del__`, where it ends nothing."""
+    global _dropped
+    if _received is None or not isinstance(dropped.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(dropped)
+        return
+    _dropped = True
+    threading.Timer(0.01, os.kill, (os.getpid(), _received)).start()
 
 
 def _is_starting(frame: FrameType | None) -> bool:

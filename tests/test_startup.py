@@ -95,7 +95,7 @@ def stop(process: "subprocess.Popen[str]", number: signal.Signals) -> tuple[int,
 def test_ctrl_c_at_any_moment_of_the_imports_ends_in_one_line(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
-    command = ("train", *quickstart(tiny_llama, tmp_path / "run"))
+    command = ("train", *quickstart(tiny_llama, tmp_path / "first"))
     process, started = sologrpo(*command, cwd=tmp_path), time.monotonic()
     assert process.stdout is not None
     process.stdout.readline()  # they are over
@@ -103,6 +103,7 @@ def test_ctrl_c_at_any_moment_of_the_imports_ends_in_one_line(
     assert stop(process, signal.SIGINT) == (130, ["error: stopped by Ctrl-C"])
     ends = []
     for share in (0.0, 0.2, 0.4, 0.6, 0.8):
+        command = ("train", *quickstart(tiny_llama, tmp_path / f"run-{share}"))
         process = sologrpo(*command, cwd=tmp_path)
         wait_for_handlers(process)
         time.sleep(seconds * share)
@@ -111,6 +112,33 @@ def test_ctrl_c_at_any_moment_of_the_imports_ends_in_one_line(
     assert ends[0] == stopped
     # 0: it was faster than the first time.
     assert [end for end in ends if end not in (stopped, (0, []))] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_signal_in_a_finalizer_ends_in_one_line(number: signal.Signals) -> None:
+    script = f"""
+import signal, time
+from sologrpo.startup import start_process
+start_process()
+from sologrpo.errors import one_line_errors
+
+class Last:
+    def __del__(self):
+        signal.raise_signal({number.value})
+
+@one_line_errors
+def main():
+    Last()
+    time.sleep(60)
+
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=script_environment(),
+        timeout=50,
+    )  # fmt: skip
+    name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+    assert (done.returncode, done.stderr) == (128 + number, f"error: stopped by {name}\n")
 
 
 def test_ctrl_c_at_any_moment_after_the_imports_ends_in_one_line(
