@@ -63,7 +63,7 @@ smoke: model  ## train a few steps of each recipe family; DATA=folder for other 
 
 # `make bench PARTS="goals grid" MINUTES=30 SEED=1`; benchmarks/cpu.py lists the parts. Run again, it
 # continues where it stopped. The tables are written even if a part has failed.
-bench: model  ## measure against stock TRL on a CPU, two hours; PARTS="goals grid" or MINUTES=30 for less
+bench: model  ## measure against stock TRL on a CPU, 2.5 hours; PARTS="goals grid" or MINUTES=30 for less
 	@$(BIN)/python benchmarks/cpu.py $(if $(PARTS),--parts "$(PARTS)") \
 		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)); \
 		status=$$?; $(BIN)/python benchmarks/performance_tables.py && exit $$status

@@ -101,9 +101,8 @@ class Request:
         groups = groupby(ids[mask].tolist() for ids, mask in rows)
         prompts, sizes = zip(*((ids, len(list(rows))) for ids, rows in groups), strict=True)
         sizes_P = torch.tensor(sizes, device=self.input_ids.device)
-        return list(prompts), torch.arange(len(sizes), device=sizes_P.device).repeat_interleave(
-            sizes_P
-        )
+        places_P = torch.arange(len(sizes), device=sizes_P.device)
+        return list(prompts), places_P.repeat_interleave(sizes_P)
 
     def mask_of(self, completion_ids: torch.Tensor) -> torch.Tensor:
         """Mask (B, T) completions: ones up to the end token, or the one that ends a stop string."""
@@ -176,12 +175,8 @@ def _decode(model: Model, request: Request, with_log_probs: bool) -> Sampled:
         if n_writing < LEAVE_BELOW * len(rows):
             stay = writing.nonzero(as_tuple=True)[0]
             cache.keep(stay)
-            rows, tokens, writing, position = (
-                rows[stay],
-                tokens[stay],
-                writing[stay],
-                position[stay],
-            )
+            rows, tokens = rows[stay], tokens[stay]
+            writing, position = writing[stay], position[stay]
         logits_BV = model(
             input_ids=tokens[:, None],
             position_ids=position[:, None],

@@ -147,8 +147,8 @@ class Rows:
         """Choose how many tokens a pass has: as few as cost little time, to save memory.
 
         Larger passes compute shared prompts less often. A budget of twice the size has to save a
-        tenth of the work. It depends on the rows alone, not on a timing, so that a resumed run ends
-        in the same bits.
+        twentieth of the work. It depends on the rows alone, not on a timing, so that a resumed run
+        ends in the same bits.
 
         Args:
             rows: of all passes.

@@ -74,7 +74,7 @@ from sologrpo.training.trl_patches import (
     replaced,
     truncated_kept,
 )
-from sologrpo.training.utilisation import fastest_product, useful_operations
+from sologrpo.training.utilisation import least_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +84,8 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     - Trainable parameters stay in fp32.
     - Rows whose advantage is exactly zero are left out of the forward and backward pass where they
-      cannot change the gradient; the rest is sorted by length, trimmed, and packed into
-      micro-batches of at most `train_token_budget` tokens.
+      cannot change the gradient. The rest is computed without padding, and each token that rows
+      have in common once, in passes sized by the batch and the free memory.
     - The LM head scores completion tokens only, on a CPU too.
     - Stop strings of the prompt format end a completion, row by row, as an end token does.
     - `evaluate()` grades one greedy completion of every prompt that `build_prompts` made, at the
@@ -357,7 +357,10 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         off_sampler = not self._rollout.sampler.is_exact
         value, gradients, logs = self._loss.gradients(model, inputs, rows, off_sampler)
         self._log_micro_batches(logs, sum(map(sum, lengths)))
-        self.meter.expect(self._least_seconds(logs))
+        inner = self.accelerator.unwrap_model(model)
+        dtype = HALF.get(self.accelerator.mixed_precision) or working_dtype(inner)
+        computed, scored = sum(log.computed for log in logs), sum(log.tokens for log in logs)
+        self.meter.expect(least_seconds(inner, dtype, computed, scored))
         self._nonfinite.check(gradients, inputs, value, self.state.global_step + 1)
         return self._loss.of_gradients(model, value, gradients)
 
@@ -378,15 +381,6 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         metrics["trained_completions"].append(float(sum(log.rows for log in logs)))
         for name, value in metrics_of_one_batch(logs).items():
             metrics[name].append(value)
-
-    def _least_seconds(self, logs: list[MicroBatchLog]) -> float:
-        """Estimate the seconds of these passes on this device if products were all they did."""
-        model = self.accelerator.unwrap_model(self.model)
-        dtype = HALF.get(self.accelerator.mixed_precision) or working_dtype(model)
-        width = model.config.get_text_config().hidden_size
-        computed, scored = sum(log.computed for log in logs), sum(log.tokens for log in logs)
-        fastest = fastest_product(width, model.device, dtype)
-        return useful_operations(model, computed, scored) / fastest
 
     def _get_per_token_logps_and_entropies(
         self,

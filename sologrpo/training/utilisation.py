@@ -11,6 +11,20 @@ from sologrpo.sampling.decoding import Model
 PROBE_TOKENS, PROBES = 1024, 5
 
 
+def least_seconds(model: Model, dtype: torch.dtype, computed: int, scored: int) -> float:
+    """Estimate the seconds of training passes if matrix products were all that takes time.
+
+    Args:
+        model: with its adapter.
+        dtype: that it computes in.
+        computed: tokens that pass through the layers.
+        scored: tokens that the LM head sees.
+    """
+    width = model.config.get_text_config().hidden_size
+    fastest = fastest_product(width, model.device, dtype)
+    return useful_operations(model, computed, scored) / fastest
+
+
 def useful_operations(model: Model, computed: int, scored: int) -> int:
     """Count the operations of the matrix products that a forward and backward pass needs.
 

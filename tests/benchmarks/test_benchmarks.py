@@ -111,7 +111,7 @@ def test_the_gap_sees_a_wrong_scale_and_a_missing_gradient():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_two_values_of_different_factors_meet_in_a_cell(seed):
     cells = [vars(cell) for cell in grid.grid(seed)]
-    assert 21 <= len(cells) <= 28
+    assert 21 <= len(cells) <= 33
     for a, b in combinations(grid.FACTORS, 2):
         pairs = {(cell[a], cell[b]) for cell in cells}
         assert pairs == set(product(grid.FACTORS[a], grid.FACTORS[b])), (a, b)
@@ -311,7 +311,7 @@ def test_rows_of_other_settings_are_dropped(tmp_path):
 def test_the_estimate_of_all_jobs():
     jobs = cpu.list_jobs(seed=0)
     assert {job.part for job in jobs} == {*cpu.PARTS}
-    assert sum(job.seconds for job in jobs if job.part == "grid") <= 70 * 60
+    assert sum(job.seconds for job in jobs if job.part == "grid") <= 75 * 60
     assert sum(job.seconds for job in jobs) <= 180 * 60
 
 
