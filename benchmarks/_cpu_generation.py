@@ -44,14 +44,15 @@ def measure_sampling(bench: Bench, row: Row, limit: int) -> None:
     row["tokens"] = {name: [run["tokens"] for run in measured[name]] for name in runs}
 
 
-def measure_evaluation(bench: Bench, row: Row) -> None:
+def measure_evaluation(bench: Bench, row: Row, dtype: str) -> None:
     """Compare greedy answers to test problems: the notebook's loop, and ours.
 
     Args:
         bench: names the policy, and how many problems.
         row: gets the seconds, the equal completions and the right answers.
+        dtype: of the weights.
     """
-    run, _, model_args = settings_for(bench.model, bench.scratch)
+    run, _, model_args = settings_for(bench.model, bench.scratch, dtype=dtype)
     tokenizer = load_tokenizer(str(bench.model))
     problems = load_test_prompts(run, bench.sizes.problems, 0, tokenizer)
     model = load_base_model(model_args)

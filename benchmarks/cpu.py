@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))  # `sologrpo`, whether or not the project is insta
 
 from _cpu_generation import measure_evaluation, measure_sampling  # noqa: E402
 from _cpu_run import measure_run, measure_user  # noqa: E402
-from _grid import FIXED, Cell, grid, measure_cell  # noqa: E402
+from _grid import FACTORS, FIXED, Cell, grid, measure_cell  # noqa: E402
 from _measure import Report, Row, earlier_rows  # noqa: E402
 from _sizes import REHEARSAL, Bench, Sizes  # noqa: E402
 from performance_tables import one_line  # noqa: E402
@@ -92,7 +92,10 @@ def list_jobs(seed: int) -> list[Job]:
             Job("sampling", {"limit": n}, 150, partial(measure_sampling, limit=n))
             for n in (48, 128)
         ),
-        Job("evaluation", {}, 400, measure_evaluation),
+        *(
+            Job("evaluation", {"dtype": dtype}, 300, partial(measure_evaluation, dtype=dtype))
+            for dtype in FACTORS["dtype"]
+        ),
         *(
             Job("run", {"trainer": name}, 900, partial(measure_run, trainer=name), tuned=False)
             for name in ("solo", "stock")

@@ -249,8 +249,10 @@ def _worst_cell(rows: list[Row]) -> str:
 
 
 def _evaluation(rows: list[Row]) -> str:
-    row = one(rows, "evaluation")
-    return times(row["ratio"]["solo"]) if row else ""
+    return ", ".join(
+        f"{times(row['ratio']['solo'])} in {FORMATS[row['dtype']]}"
+        for row in rows_of(rows, "evaluation")
+    )
 
 
 def _training_minutes(rows: list[Row]) -> str:
@@ -328,6 +330,7 @@ def evaluation_table(rows: list[Row]) -> str:
     """Build the table of the notebook's loop and ours."""
     body = [
         [
+            FORMATS[row["dtype"]],
             str(row["problems"]),
             number(row["median"]["notebook"]),
             number(row["median"]["solo"]),
@@ -338,8 +341,8 @@ def evaluation_table(rows: list[Row]) -> str:
         ]
         for row in rows_of(rows, "evaluation")
     ]
-    head = ["Problems", "notebook's loop, s", "ours, s", "ratio", "equal completions", "right",
-            "repeats"]  # fmt: skip
+    head = ["Format", "problems", "notebook's loop, s", "ours, s", "ratio", "equal completions",
+            "right", "repeats"]  # fmt: skip
     return markdown(head, body)
 
 
