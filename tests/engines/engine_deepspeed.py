@@ -25,7 +25,6 @@ SHORT = (
     "--max_completion_length", 8, "--per_device_train_batch_size", 16, "--bf16", "false",
     "--rewards", "strict_format", "digits:digit_share",
 )  # fmt: skip
-TRAINERS = pytest.mark.parametrize("trainer", ["solo", "stock"])
 
 
 def deepspeed(processes: int, *arguments: object) -> Printed:
@@ -82,7 +81,7 @@ def test_two_processes_train_as_one_without_deepspeed(
 # -- train.py ------------------------------------------------------------------------------------
 
 
-@TRAINERS
+@pytest.mark.parametrize("trainer", ["solo", "stock"])
 def test_one_process_trains_as_without_deepspeed(
     trainer: str, tiny_llama: Path, tmp_path: Path
 ) -> None:
@@ -104,11 +103,8 @@ def test_one_process_trains_as_without_deepspeed(
     assert "it has the optimizer of 1 DeepSpeed processes, and these are 0" in refused
 
 
-@TRAINERS
-def test_two_processes_resume_to_the_same_adapter(
-    trainer: str, tiny_llama: Path, tmp_path: Path
-) -> None:
-    run, arguments = tmp_path / "run", short(tiny_llama, tmp_path / "run", trainer)
+def test_two_processes_resume_to_the_same_adapter(tiny_llama: Path, tmp_path: Path) -> None:
+    run, arguments = tmp_path / "run", short(tiny_llama, tmp_path / "run", "solo")
     done = deepspeed(2, *arguments)
     assert done.code == 0, done
     whole = adapter_of(run / "adapter")

@@ -22,7 +22,7 @@ from sologrpo.model.loading import load_base_model
 from tiny import ROOT
 
 MODEL = ROOT / "models/SmolLM2-135M-Instruct"
-PROBLEMS = 24
+PROBLEMS = 16
 TIMEOUT = 280  # seconds
 EQUAL = 0.95  # the engines round differently, so a near tie may go either way
 
