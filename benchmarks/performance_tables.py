@@ -261,12 +261,13 @@ def _training_minutes(rows: list[Row]) -> str:
 
 
 def _gemm_share(rows: list[Row]) -> str:
-    cells = sorted(cells_of(rows), key=gemm_share)
-    if not cells:
-        return ""
-    middle = statistics.median(map(gemm_share, cells))
-    least, most = gemm_share(cells[0]), gemm_share(cells[-1])
-    return f"**{percent(middle)}** ({percent(least)}-{percent(most)})"
+    found = []
+    for dtype, name in FORMATS.items():
+        shares = [gemm_share(row) for row in cells_of(rows, dtype=dtype)]
+        if shares:
+            middle, least, most = statistics.median(shares), min(shares), max(shares)
+            found.append(f"**{percent(middle)}** ({percent(least)}-{percent(most)}) in {name}")
+    return ", ".join(found)
 
 
 def _memory(rows: list[Row]) -> str:

@@ -444,7 +444,7 @@ def test_the_worst_cell_comes_first_with_its_spread():
     assert "**3.50x** (3.00-4.00)" in second
     goals = performance.goals_table([fast, slow])
     assert "| 1.0x | **1.00x**: 30 + 48 tokens, G 8, signal 100 %, bf16, beta 0, sapo |" in goals
-    assert "| 60 % | **42 %** (33 %-50 %) |" in goals
+    assert "| 60 % | **50 %** (50 %-50 %) in fp32, **33 %** (33 %-33 %) in bf16 |" in goals
     assert "| **200 %**: 30 + 48 tokens, G 8, signal 100 %, fp32, beta 0, dapo |" in goals
 
 
