@@ -57,7 +57,9 @@ def _show_help(command: str, arguments: Sequence[str]) -> None:
     if parser and arguments == ["--help"]:
         # transformers would import them for a type check (trainer_utils.py:66), in seconds.
         sys.modules |= dict.fromkeys(("peft", "bitsandbytes"))  # type: ignore[arg-type]
-        getattr(import_module("sologrpo.config"), parser)(arguments)
+        config = import_module("sologrpo.config")
+        end_imports()
+        getattr(config, parser)(arguments)
 
 
 def _understand(command: str, given: Sequence[str]) -> list[str]:
