@@ -157,3 +157,7 @@ def _reaches_every_layer(model: PreTrainedModel | PeftModel) -> bool:
 
 
 AttentionInterface.register(SDPA, attention)
+
+# cuDNN builds a plan for every new shape, for tens of milliseconds, and here every batch has new
+# ones. Flash attention, or memory-efficient attention, needs none.
+torch.backends.cuda.enable_cudnn_sdp(False)

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,14 @@ logger = logging.getLogger(__name__)
 # keeps freed memory, and fragmentation adds to it.
 CPU_PROCESS = 2.5
 
+# What memory of the device runs out in besides torch's allocator and cuDNN: cuBLAS (its handle and
+# workspace), Triton's launcher and bitsandbytes' kernels, CUDA's runtime and driver.
+_OTHER_LACK = re.compile(
+    "CUBLAS_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
+    r"|CUDA( driver)? error: out of memory|Triton Error \[CUDA\]: out of memory"
+    "|Error out of memory at line|cudaErrorMemoryAllocation"
+)
+
 # Tokens for which activations are counted: few, so that attention scores, which the kernels used in
 # training do not keep, are negligible.
 PROBE_TOKENS = 8
@@ -29,7 +38,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Check whether an error means that the device, or the machine, is out of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, Exception) and bool(should_reduce_batch_size(error))
+    if not isinstance(error, Exception):
+        return False
+    return bool(should_reduce_batch_size(error) or _OTHER_LACK.search(str(error)))
 
 
 def free_bytes(device: torch.device) -> int:

@@ -31,7 +31,7 @@ from transformers.generation import (
 )
 
 from sologrpo.model.attention import along, follows_trees, tree_attention_enabled
-from sologrpo.sampling.shared_cache import prefill
+from sologrpo.sampling.shared_cache import SharedCache, keeps_shapes, prefill
 from sologrpo.sampling.stopping import StopStrings
 
 Model: TypeAlias = PreTrainedModel | PeftModel
@@ -39,6 +39,9 @@ Model: TypeAlias = PreTrainedModel | PeftModel
 # Finished rows leave when less than this share of the batch is unfinished: removing rows copies the
 # cache of those that stay.
 LEAVE_BELOW = 0.75
+# Tokens after which the loop looks at what ended, where shapes are kept: the host waits for the GPU
+# each time. Rows that ended in between are sampled to no use.
+LOOK_EVERY = 16
 
 # Settings of `GenerationConfig` that `generate_fast` follows. Any other asks for more.
 SUPPORTED_SETTINGS = {
@@ -96,13 +99,14 @@ class Request:
         return replace(self, input_ids=ids, attention_mask=mask)
 
     def distinct_prompts(self) -> tuple[list[list[int]], torch.Tensor]:
-        """Return the token ids of each prompt, equal neighbours once, and (B,) the row's prompt."""
+        """Return the ids of each prompt, equal neighbours once, and (B,) the prompt of each row.
+
+        Both are in main memory.
+        """
         rows = zip(self.input_ids.cpu(), self.attention_mask.bool().cpu(), strict=True)
         groups = groupby(ids[mask].tolist() for ids, mask in rows)
         prompts, sizes = zip(*((ids, len(list(rows))) for ids, rows in groups), strict=True)
-        sizes_P = torch.tensor(sizes, device=self.input_ids.device)
-        places_P = torch.arange(len(sizes), device=sizes_P.device)
-        return list(prompts), places_P.repeat_interleave(sizes_P)
+        return list(prompts), torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
 
     def mask_of(self, completion_ids: torch.Tensor) -> torch.Tensor:
         """Mask (B, T) completions: ones up to the end token, or the one that ends a stop string."""
@@ -152,40 +156,120 @@ def _decode(model: Model, request: Request, with_log_probs: bool) -> Sampled:
     choose = _sampler(config) if config.do_sample else _most_likely
 
     prompts, prompt_of_row = request.distinct_prompts()
-    cache, logits_PV = prefill(model, prompts, prompt_of_row)
-    logits_BV = logits_PV[prompt_of_row]
-    position = torch.tensor([len(ids) for ids in prompts], device=device)[prompt_of_row]
-    B = len(prompt_of_row)
-    completion_ids = prompt_of_row.new_full((B, room), int(config.pad_token_id))
+    # The last token of a completion is not put into the cache.
+    cache, logits_PV = prefill(model, prompts, prompt_of_row, device, room - 1)
+    logits_BV = logits_PV[prompt_of_row.to(device)]
+    position = torch.tensor([len(prompts[i]) for i in prompt_of_row.tolist()], device=device)
+    step = _Step(model, cache)
+    B, pad_id = len(position), int(config.pad_token_id)
+    completion_ids = position.new_full((B, room), pad_id)
     log_probs = torch.zeros(B, room, device=device) if with_log_probs else None
     rows = torch.arange(B, device=device)  # indices of the rows still in the batch
     writing = torch.ones(B, dtype=torch.bool, device=device)  # which are unfinished
+    look_every = LOOK_EVERY if keeps_shapes(device) else 1
     for t in range(room):
         logits_BV = logits_BV.float()
         tokens = choose(logits_BV)
-        completion_ids[rows[writing], t] = tokens[writing]
+        completion_ids[rows, t] = tokens.where(writing, pad_id)
         if log_probs is not None:
             log_probs[rows, t] = _log_probs_of(tokens, logits_BV, config)
         writing &= ~torch.isin(tokens, end_ids)
-        if stops.strings:
-            writing &= ~stops.ended(completion_ids[rows, : t + 1])
-        n_writing = int(writing.sum())
-        if n_writing == 0 or t == room - 1:
+        if t == room - 1:
             break
-        if n_writing < LEAVE_BELOW * len(rows):
-            stay = writing.nonzero(as_tuple=True)[0]
-            cache.keep(stay)
-            rows, tokens = rows[stay], tokens[stay]
-            writing, position = writing[stay], position[stay]
-        logits_BV = model(
-            input_ids=tokens[:, None],
-            position_ids=position[:, None],
-            use_cache=False,
-            **along(cache),
-        ).logits[:, -1]
+        if (t + 1) % look_every == 0:
+            still_B = _still_writing(writing, completion_ids[rows, : t + 1], stops, look_every)
+            n_writing = int(still_B.sum())
+            if n_writing == 0:
+                break
+            writing = still_B.to(device)
+            if n_writing < LEAVE_BELOW * len(rows):
+                stay = still_B.nonzero(as_tuple=True)[0]
+                cache.keep(stay)
+                stay = stay.to(device)
+                rows, tokens = rows[stay], tokens[stay]
+                writing, position = writing[stay], position[stay]
+        logits_BV = step(tokens, position)
         position = position + 1
     T = t + 1
     return Sampled(completion_ids[:, :T], None if log_probs is None else log_probs[:, :T])
+
+
+def _still_writing(
+    writing: torch.Tensor, completion_ids: torch.Tensor, stops: StopStrings, newest: int
+) -> torch.Tensor:
+    """Look which rows continue. The host waits for the device once, for one copy.
+
+    Args:
+        writing: (B,) which have no end token.
+        completion_ids: (B, T) tokens so far.
+        stops: what ends a completion besides.
+        newest: how many tokens were not looked at yet.
+
+    Returns:
+        (B,) booleans in main memory.
+    """
+    if not stops.strings:
+        return writing.cpu()
+    seen = torch.cat([writing[:, None], completion_ids], dim=1).cpu()
+    return seen[:, 0].bool() & ~stops.ended(seen[:, 1:], newest)
+
+
+class _Step:
+    """One token of every row: on a GPU a CUDA graph, captured again only when the shapes change.
+
+    Without it, the host would launch every kernel of every layer for every token.
+
+    Args:
+        model: whose attention follows trees.
+        cache: of the rows.
+    """
+
+    def __init__(self, model: Model, cache: SharedCache) -> None:
+        self._model = model
+        self._cache = cache
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._captured: tuple[int, int] | None = None  # rows, room of the cache
+
+    def __call__(self, tokens: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """Return (B, V) logits of the next tokens; the next call may overwrite them.
+
+        Args:
+            tokens: (B,) newest token of each row.
+            position: (B,) its position.
+        """
+        self._cache.make_room()
+        if tokens.device.type != "cuda":
+            return self._forward(tokens, position)
+        if self._captured != (len(tokens), self._cache.room):
+            self._capture(tokens, position)
+        self._tokens.copy_(tokens)
+        self._position.copy_(position)
+        assert self._graph is not None
+        self._graph.replay()
+        return self._logits_BV
+
+    def _forward(self, tokens: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._model(
+            input_ids=tokens[:, None],
+            position_ids=position[:, None],
+            use_cache=False,
+            **along(self._cache),
+        ).logits[:, -1]
+        return logits
+
+    def _capture(self, tokens: torch.Tensor, position: torch.Tensor) -> None:
+        self._tokens, self._position = tokens.clone(), position.clone()
+        # Kernels choose and allocate in their first call, which a capture does not allow.
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._forward(self._tokens, self._position)
+        torch.cuda.current_stream().wait_stream(stream)
+        pool = None if self._graph is None else self._graph.pool()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool):
+            self._logits_BV = self._forward(self._tokens, self._position)
+        self._captured = len(tokens), self._cache.room
 
 
 def _log_probs_of(

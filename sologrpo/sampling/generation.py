@@ -1,5 +1,6 @@
 """Batched generation for validation and evaluation, greedy or sampled."""
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,11 +10,16 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sologrpo.model.loading import end_token_ids
-from sologrpo.model.memory import TokenBudget
+from sologrpo.model.memory import TokenBudget, free_bytes
 from sologrpo.sampling.decoding import Request, can_generate_fast, generate_fast
+from sologrpo.sampling.sampler import FREE_SHARE, bytes_of_batch
 from sologrpo.sampling.shared_cache import cached_tokens
 from sologrpo.sampling.stopping import StopStrings
 from sologrpo.scoring.records import END_TOKEN, LENGTH, STOP_STRING
+
+# Tokens of a batch on a CPU: enough for products of full speed.
+CPU_TOKENS = 16384
+SHORTEST_ROW = 64  # tokens of a prompt and its completion, to estimate the memory of a batch
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ def generate_greedily(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
-    token_budget: int = 16384,
+    token_budget: int | None = None,
     stop_strings: Sequence[str] = (),
 ) -> list[Completion]:
     """Complete every prompt greedily, in the given order.
@@ -46,7 +52,7 @@ def generate_greedily(
         prompts: token ids of the prompts, special tokens included (`data.prompt_token_ids`).
         max_new_tokens: limit of a completion, in tokens.
         token_budget: tokens of one batch: those in the cache, where what prompts share is counted
-            once, and completions of full length.
+            once, and completions of full length. None for `default_token_budget`.
         stop_strings: text that ends a completion and stays in it, see `sampling.stopping`.
 
     Raises:
@@ -68,7 +74,7 @@ def generate_in_batches(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Sequence[int]],
     config: GenerationConfig,
-    token_budget: int = 16384,
+    token_budget: int | None = None,
     stop_strings: Sequence[str] = (),
     seed: int = 0,
 ) -> Iterator[list[tuple[int, Completion]]]:
@@ -83,7 +89,7 @@ def generate_in_batches(
             completions of it.
         config: `greedy_config`, or `sampling_config`.
         token_budget: tokens of one batch: those in the cache, where what prompts share is counted
-            once, and completions of full length.
+            once, and completions of full length. None for `default_token_budget`.
         stop_strings: text that ends a completion and stays in it.
         seed: of sampling. Each batch is seeded with it plus the number of prompts that are left,
             so that resuming with the rest of the prompts gives the same completions.
@@ -93,7 +99,7 @@ def generate_in_batches(
     """
     stops = StopStrings(tokenizer, stop_strings)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
-    budget = TokenBudget(token_budget, "generation")
+    budget = TokenBudget(token_budget or default_token_budget(model), "generation")
     end_ids = set(config.eos_token_id)
     was_training = model.training
     model.eval()
@@ -114,6 +120,20 @@ def generate_in_batches(
                 yield list(zip(batch, done, strict=True))
     finally:
         model.train(was_training)
+
+
+def default_token_budget(model: PreTrainedModel) -> int:
+    """Choose the tokens of a batch: on a GPU what fits into its memory, rounded to a power of two.
+
+    Rounded, so that a resumed evaluation has the batches of the first try, and so the same samples,
+    although not quite as much memory is free.
+    """
+    if model.device.type == "cpu":
+        return CPU_TOKENS
+    # Every row has logits, and at least as many tokens as its prompt and completion.
+    row = bytes_of_batch(model, SHORTEST_ROW, rows=1)
+    fitting = SHORTEST_ROW * FREE_SHARE * free_bytes(model.device) / row
+    return int(2 ** math.floor(math.log2(max(fitting, SHORTEST_ROW))))
 
 
 def _tokens_of_batches(

@@ -24,7 +24,7 @@ from sologrpo.model.attention import along
 # Tokens of stems in one forward pass: enough to keep any device busy, few enough that activations
 # stay small compared with the cache.
 PREFILL_TOKENS = 4096
-ROOM = 64  # tokens by which the cache of the completions grows
+ROOM = 128  # tokens by which the cache of the completions grows at most
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,37 @@ class KeysValues:
         """Copy some rows."""
         return KeysValues(self.keys[rows], self.values[rows])
 
+    def empty(self, rows: int) -> "KeysValues":
+        """Return rows of the same heads, without tokens."""
+        keys, values = (
+            x.new_zeros(rows, x.size(1), 0, x.size(3)) for x in (self.keys, self.values)
+        )
+        return KeysValues(keys, values)
+
+    def widened(self, tokens: int) -> "KeysValues":
+        """Add empty places to every row."""
+        keys, values = (pad(x, (0, 0, 0, tokens)) for x in (self.keys, self.values))
+        return KeysValues(keys, values)
+
+    def first(self, tokens: int) -> "KeysValues":
+        """View the first tokens of every row."""
+        return KeysValues(self.keys[:, :, :tokens], self.values[:, :, :tokens])
+
     def after(self, root: "KeysValues") -> "KeysValues":
         """Put the root before every row."""
         return KeysValues(_joined(root.keys, self.keys), _joined(root.values, self.values))
 
 
 Layers = dict[int, KeysValues]
+
+
+def keeps_shapes(device: torch.device) -> bool:
+    """Check whether decoding keeps the shapes of its tensors from one token to the next.
+
+    On a GPU, rows then attend to all of the cache's room, with what is still empty hidden: a CUDA
+    graph can repeat that. On a CPU, smaller products are faster.
+    """
+    return device.type != "cpu"
 
 
 def _joined(root: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
@@ -56,38 +81,60 @@ class SharedCache:
     Args:
         root: (1, H, R, D) of each layer; empty if the prompts begin differently.
         stems: (P, H, S, D) of each layer, padded on the right.
-        lengths_P: tokens of each stem.
-        prompt_of_row: (B,) index of each row's prompt, ascending.
+        stem_T: tokens of each stem.
+        prompt_of_row: (B,) index of each row's prompt, ascending, in main memory.
+        most_T: tokens of a completion that it will hold at most.
     """
 
     def __init__(
-        self, root: Layers, stems: Layers, lengths_P: torch.Tensor, prompt_of_row: torch.Tensor
+        self,
+        root: Layers,
+        stems: Layers,
+        stem_T: Sequence[int],
+        prompt_of_row: torch.Tensor,
+        most_T: int,
     ) -> None:
         self._root = root
         self._stems = stems
-        self._completions: dict[int, _Completions] = {}
-        first = next(iter(stems.values())).keys
-        places_S = torch.arange(first.size(2), device=first.device)
-        self._is_padding = (places_S >= lengths_P[:, None])[:, None, None]  # (P, 1, 1, S)
+        self._device = next(iter(stems.values())).keys.device
+        is_padding = torch.arange(max(stem_T)) >= torch.tensor(stem_T)[:, None]
+        self._is_padding = is_padding[:, None, None].to(self._device)  # (P, 1, 1, S)
+        self._keeps_shapes = keeps_shapes(self._device)
+        self._completions = {i: layer.empty(len(prompt_of_row)) for i, layer in stems.items()}
+        self._length, self.room, self._most_T = 0, 0, most_T
+        self._place = torch.full([1], -1, device=self._device)
         self._group(prompt_of_row)
 
     def _group(self, prompt_of_row: torch.Tensor) -> None:
         self._prompt_of_row = prompt_of_row
-        self._of_prompt = _Groups(prompt_of_row)
-        self._all = _Groups(torch.zeros_like(prompt_of_row))
+        self._of_prompt = _Groups(prompt_of_row, self._device)
+        self._all = _Groups(torch.zeros_like(prompt_of_row), self._device)
+
+    def make_room(self) -> None:
+        """Make room for a token of every row; call it before each forward pass."""
+        if self._length == self.room:
+            more = min(ROOM, self._most_T - self.room)
+            for i, layer in self._completions.items():  # one of them in memory twice
+                self._completions[i] = layer.widened(more)
+            self.room += more
+            self._places = torch.arange(self.room, device=self._device)
+        self._length += 1
+        self._place += 1
 
     def keep(self, rows: torch.Tensor) -> None:
         """Drop all rows but these, and the prompts that have none left.
 
         Args:
-            rows: indices, ascending.
+            rows: indices, ascending, in main memory.
         """
         prompts, prompt_of_row = torch.unique(self._prompt_of_row[rows], return_inverse=True)
+        rows, prompts = rows.to(self._device), prompts.to(self._device)
         if len(prompts) < len(self._is_padding):
-            self._stems = {i: layer.select(prompts) for i, layer in self._stems.items()}
+            for i, layer in self._stems.items():
+                self._stems[i] = layer.select(prompts)
             self._is_padding = self._is_padding[prompts]
-        for completions in self._completions.values():
-            completions.keep(rows)
+        for i, layer in self._completions.items():
+            self._completions[i] = layer.select(rows)
         self._group(prompt_of_row)
 
     def attend(
@@ -100,12 +147,18 @@ class SharedCache:
     ) -> torch.Tensor:
         """Append a token to every row, and compute its attention; see `model.attention`."""
         i = int(module.layer_idx)  # type: ignore[arg-type]
-        own = self._completions.setdefault(i, _Completions(key, value)).append(key, value)
-        stem, root = self._stems[i], self._root.get(i)
+        stem, root, own = self._stems[i], self._root.get(i), self._completions[i]
+        own.keys.index_copy_(2, self._place, key)
+        own.values.index_copy_(2, self._place, value)
+        if not self._keeps_shapes:
+            own = own.first(self._length)
         B, H, _, D = key.shape
         q = (query * scaling).reshape(B, H, -1, D)
         stem_scores = self._of_prompt.multiply(q, stem.keys.mT, hidden=self._is_padding)
-        scores = [stem_scores, q @ own.keys.mT]
+        own_scores = q @ own.keys.mT
+        if self._keeps_shapes:
+            own_scores.masked_fill_(self._places > self._place, -torch.inf)
+        scores = [stem_scores, own_scores]
         if root is not None:
             scores.append(self._all.multiply(q, root.keys.mT))
         weights = torch.cat(scores, dim=-1).softmax(dim=-1, dtype=torch.float32).to(value.dtype)
@@ -120,20 +173,22 @@ class _Groups:
     """Rows that share keys and values: one product for each group instead of one for each row.
 
     Args:
-        group_of_row: (B,) index of each row's group, ascending from 0 without gaps.
+        group_of_row: (B,) index of each row's group, ascending from 0 without gaps, in main memory.
+        device: of the products.
     """
 
-    def __init__(self, group_of_row: torch.Tensor) -> None:
+    def __init__(self, group_of_row: torch.Tensor, device: torch.device) -> None:
         sizes = group_of_row.bincount()
         self._shape = len(sizes), int(sizes.max())
         B = len(group_of_row)
         self._is_even = self._shape[0] * self._shape[1] == B
-        rows = torch.arange(B, device=group_of_row.device)
+        rows = torch.arange(B)
         within = rows - (sizes.cumsum(0) - sizes)[group_of_row]
-        self._slot_of_row = group_of_row * self._shape[1] + within
+        slot_of_row = group_of_row * self._shape[1] + within
         # Groups are filled up with row 0, whose results there are not used.
-        self._row_of_slot = rows.new_zeros(self._shape[0] * self._shape[1])
-        self._row_of_slot[self._slot_of_row] = rows
+        row_of_slot = rows.new_zeros(self._shape[0] * self._shape[1])
+        row_of_slot[slot_of_row] = rows
+        self._slot_of_row, self._row_of_slot = slot_of_row.to(device), row_of_slot.to(device)
 
     def multiply(
         self, rows: torch.Tensor, shared: torch.Tensor, hidden: torch.Tensor | None = None
@@ -157,46 +212,28 @@ class _Groups:
         return product if self._is_even else product[self._slot_of_row]
 
 
-class _Completions:
-    """The cache of the completions in one layer, with room for more tokens."""
-
-    def __init__(self, key: torch.Tensor, value: torch.Tensor) -> None:
-        self._store = KeysValues(key[:, :, :0], value[:, :, :0])
-        self._length = 0
-
-    def append(self, key: torch.Tensor, value: torch.Tensor) -> KeysValues:
-        """Append a token to every row, and return all tokens so far, (B, H, T, D)."""
-        keys, values = self._store.keys, self._store.values
-        if self._length == keys.size(2):
-            keys, values = pad(keys, (0, 0, 0, ROOM)), pad(values, (0, 0, 0, ROOM))
-            self._store = KeysValues(keys, values)
-        keys[:, :, self._length] = key[:, :, 0]
-        values[:, :, self._length] = value[:, :, 0]
-        self._length += 1
-        return KeysValues(keys[:, :, : self._length], values[:, :, : self._length])
-
-    def keep(self, rows: torch.Tensor) -> None:
-        """Drop all rows but these."""
-        self._store = self._store.select(rows)
-
-
 # -- filling it -----------------------------------------------------------------------------------
 
 
 def prefill(
-    model: torch.nn.Module, prompts: Sequence[list[int]], prompt_of_row: torch.Tensor
+    model: torch.nn.Module,
+    prompts: Sequence[list[int]],
+    prompt_of_row: torch.Tensor,
+    device: torch.device,
+    most_T: int,
 ) -> tuple[SharedCache, torch.Tensor]:
     """Compute distinct prompts, what all of them begin with once.
 
     Args:
         model: a causal language model whose attention follows trees.
         prompts: token ids.
-        prompt_of_row: (B,) index of each row's prompt, ascending.
+        prompt_of_row: (B,) index of each row's prompt, ascending, in main memory.
+        device: of the model.
+        most_T: tokens of a completion that the cache will hold at most.
 
     Returns:
         The cache for decoding the rows, and the (P, V) logits of the first tokens.
     """
-    device = prompt_of_row.device
     R = shared_beginning(prompts)
     root: Layers = {}
     if R:
@@ -210,9 +247,9 @@ def prefill(
     layers = [part[0] for part in parts]
     # Layer by layer, so that only one is in memory twice.
     stems = {i: _stacked([layer.pop(i) for layer in layers], S) for i in list(layers[0])}
-    lengths_P = torch.tensor([len(prompt) - R for prompt in prompts], device=device)
+    stem_T = [len(prompt) - R for prompt in prompts]
     logits = torch.cat([logits for _, logits in parts])
-    return SharedCache(root, stems, lengths_P, prompt_of_row), logits
+    return SharedCache(root, stems, stem_T, prompt_of_row, most_T), logits
 
 
 def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
@@ -275,16 +312,18 @@ class _Beginnings:
     ) -> None:
         self._root = root
         self._layers: Layers = {}
-        lengths = torch.tensor([len(ids) for ids in sequences], device=device)
+        lengths = torch.tensor([len(ids) for ids in sequences])
         S = int(lengths.max())
-        steps = torch.arange(S, device=device)
+        steps = torch.arange(S)
         ends = lengths.cumsum(0)
-        self._places = (ends - lengths)[:, None] + steps.minimum(lengths[:, None] - 1)  # (P, S)
-        self._is_token = steps < lengths[:, None]
+        places = (ends - lengths)[:, None] + steps.minimum(lengths[:, None] - 1)  # (P, S)
+        is_token = steps < lengths[:, None]
+        self._places = places.to(device)
+        self._token_places = is_token.flatten().nonzero().squeeze(1).to(device)  # of P * S
         self._mask = torch.ones(S, root_T + S, dtype=torch.bool, device=device).tril(root_T)
-        self._last = ends - 1
+        self._last = (ends - 1).to(device)
         self._ids = torch.tensor([list(chain.from_iterable(sequences))], device=device)
-        self._positions = (root_T + steps).expand_as(self._is_token)[self._is_token][None]
+        self._positions = (root_T + steps).expand_as(is_token)[is_token][None].to(device)
 
     def compute(self, model: torch.nn.Module) -> tuple[Layers, torch.Tensor]:
         """Return keys and values (P, H, S, D), padded on the right, and (P, V) logits."""
@@ -317,16 +356,13 @@ class _Beginnings:
                 for x in (seen.keys, seen.values))  # fmt: skip
         out = scaled_dot_product_attention(q, k, v, attn_mask=self._mask, scale=scaling)
         out = out.reshape(P, -1, S, out.size(-1)).transpose(1, 2)  # (P, S, H * Q, D)
-        attended: torch.Tensor = out[self._is_token][None]
-        return attended
+        return out.flatten(0, 1)[self._token_places][None]
 
 
 def _stacked(parts: list[KeysValues], S: int) -> KeysValues:
     """Stack the rows of all parts, padded to S tokens."""
 
-    def stacked(tensors: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat([pad(x, (0, 0, 0, S - x.size(2))) for x in tensors])
-
     if len(parts) == 1:
         return parts[0]
-    return KeysValues(stacked([x.keys for x in parts]), stacked([x.values for x in parts]))
+    padded = [part.widened(S - part.keys.size(2)) for part in parts]
+    return KeysValues(torch.cat([x.keys for x in padded]), torch.cat([x.values for x in padded]))

@@ -66,19 +66,25 @@ class StopStrings:
         # the space that the first token begins with.
         self._tail_T = 1 + max((len(string.encode()) for string in strings), default=0)
 
-    def ended(self, completion_ids: torch.Tensor) -> torch.Tensor:
-        """Check whether the newest token of each row completes a stop string.
+    def ended(self, completion_ids: torch.Tensor, newest: int = 1) -> torch.Tensor:
+        """Check whether one of the newest tokens of each row completes a stop string.
 
         Args:
             completion_ids: (B, T) tokens so far, without the prompt; T >= 1.
+            newest: how many tokens have not been checked yet.
 
         Returns:
             (B,) booleans, on the same device.
         """
-        self._ender_ids = self._ender_ids.to(completion_ids.device)
-        ended_B = torch.isin(completion_ids[:, -1], self._ender_ids)
+        T = completion_ids.size(1)
+        enders = self._ender_ids.to(completion_ids.device)
+        ended_B = torch.isin(completion_ids[:, -newest:], enders).any(dim=1)
         for row in ended_B.nonzero().flatten().tolist():
-            ended_B[row] = self._newest_completes(completion_ids[row].tolist())
+            ids = completion_ids[row].tolist()
+            ends = range(max(T - newest, 0) + 1, T + 1)
+            ended_B[row] = any(
+                ids[end - 1] in self._enders and self._newest_completes(ids[:end]) for end in ends
+            )
         return ended_B
 
     def length(self, completion_ids: Sequence[int]) -> int | None:

@@ -103,8 +103,8 @@ class StepMeter(TrainerCallback):  # type: ignore[misc]
             self._metrics["utilisation/training"].append(share)
         # Not means over the logged steps: the newest value holds for all of them.
         self._metrics["progress"] = [state.global_step / state.max_steps]
-        name, peak = peak_memory()
-        self._metrics[name] = [peak]
+        for name, peak in peak_memory().items():
+            self._metrics[name] = [peak]
 
 
 def timed(
@@ -124,12 +124,16 @@ def timed(
     return decorate
 
 
-def peak_memory() -> tuple[str, float]:
-    """Return the name and the peak, in GiB, of the memory that this process held.
+def peak_memory() -> dict[str, float]:
+    """Return the peaks, in GiB, of the memory that this process held.
 
-    On CUDA that is what torch allocated on the device, otherwise the process's main memory.
+    On CUDA those of what torch's tensors took, and of what it took from the device for them;
+    otherwise that of the process's main memory.
     """
     if torch.cuda.is_available():
-        return "memory/peak_gib", torch.cuda.max_memory_allocated() / GIB
+        return {
+            "memory/peak_gib": torch.cuda.max_memory_allocated() / GIB,
+            "memory/peak_reserved_gib": torch.cuda.max_memory_reserved() / GIB,
+        }
     kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux
-    return "memory/peak_rss_gib", kib * 1024 / GIB
+    return {"memory/peak_rss_gib": kib * 1024 / GIB}

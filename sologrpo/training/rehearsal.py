@@ -62,7 +62,7 @@ def rehearse(trainer: SoloGRPOTrainer, run: RunArguments, console: Console) -> N
         with _restored(trainer):
             tokens, sampling_s = _sample(trainer, prompts, console)
             training_s = _train(trainer, prompts, console)
-            peak_gib, left = peak_memory()[1], trainer.train_token_budget
+            peak_gib, left = max(peak_memory().values()), trainer.train_token_budget
     except Exception as error:
         if not is_out_of_memory(error):
             raise

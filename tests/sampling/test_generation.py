@@ -1,5 +1,6 @@
 """Generation: batches, padding and order change nothing about a completion."""
 
+import copy
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,14 @@ from sologrpo.data.dataset import prompt_token_ids
 from sologrpo.model.loading import end_token_ids, load_base_model, load_tokenizer
 from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.sampling import generation
-from sologrpo.sampling.generation import Completion, generate_greedily
+from sologrpo.sampling.generation import (
+    CPU_TOKENS,
+    SHORTEST_ROW,
+    Completion,
+    default_token_budget,
+    generate_greedily,
+)
+from sologrpo.sampling.sampler import FREE_SHARE, bytes_of_batch
 from tiny import rows
 
 NEW_TOKENS = 40
@@ -119,6 +127,25 @@ def test_a_batch_that_does_not_fit_is_repeated_in_halves(
     with pytest.raises(MemoryError):
         generate_greedily(model, tokenizer, prompts, NEW_TOKENS)
     assert tried[-1] == 1
+
+
+def test_batches_fill_the_memory_of_a_gpu(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(tiny_llama)[0]
+    assert default_token_budget(model) == CPU_TOKENS
+    elsewhere = copy.deepcopy(model).to("meta")
+    budgets = []
+    for free in (2**28, 2**30):
+        monkeypatch.setattr(generation, "free_bytes", lambda device, free=free: free)
+        budgets.append(default_token_budget(elsewhere))
+        rows = budgets[-1] // SHORTEST_ROW  # the shorter they are, the more logits
+        needed = bytes_of_batch(elsewhere, budgets[-1], rows)
+        assert FREE_SHARE * free / 2 < needed <= FREE_SHARE * free
+    assert budgets[1] == 4 * budgets[0]
+    # What little was taken since the first try changes nothing.
+    monkeypatch.setattr(generation, "free_bytes", lambda device: int(0.999 * 2**30))
+    assert default_token_budget(elsewhere) == budgets[1]
 
 
 def test_order_of_the_prompts_is_kept(tiny_llama: Path) -> None:

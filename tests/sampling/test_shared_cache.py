@@ -120,6 +120,12 @@ def one_pass_for_each_prompt(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(shared_cache, "ROOM", 1)
 
 
+def as_on_a_gpu(patch: pytest.MonkeyPatch, look_every: int) -> None:
+    for module in (decoding, shared_cache):
+        patch.setattr(module, "keeps_shapes", lambda device: True)
+    patch.setattr(decoding, "LOOK_EVERY", look_every)
+
+
 @pytest.fixture(params=["llama", "qwen2"])
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     return tiny(request.param)
@@ -133,16 +139,20 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     leave_below=st.sampled_from([0.0, 0.75, 1.0]),
     family=st.sampled_from(["llama", "qwen2"]),
     is_small=st.booleans(),
+    look_every=st.sampled_from([None, 1, 3, NEW_TOKENS, 2 * NEW_TOKENS]),
 )
 def test_greedy_completions_are_those_of_generate(
     prompts: Prompts, ends: list[int], stops: list[str], leave_below: float, family: str,
-    is_small: bool,
+    is_small: bool, look_every: int | None,
 ) -> None:  # fmt: skip
+    """Also with the loop of a GPU, which looks at what ended now and then."""
     model, asked = tiny(family), request_of(prompts, ends, stops, do_sample=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoding, "LEAVE_BELOW", leave_below)
         if is_small:
             one_pass_for_each_prompt(patch)
+        if look_every is not None:
+            as_on_a_gpu(patch, look_every)
         sampled = generate_fast(model, asked, with_log_probs=True)
     assert completions(asked, sampled) == [alone(model, ids, asked) for ids in prompts]
     assert_log_probs(model, prompts, asked, sampled)
@@ -207,6 +217,10 @@ def test_other_weights(kind: str, family: str, request: pytest.FixtureRequest) -
         expected = logits_of(model, prompt, ids).log_softmax(-1)
         expected = expected.gather(1, torch.tensor(ids)[:, None])[:, 0]
         torch.testing.assert_close(log_probs[: len(ids)], expected, rtol=0, atol=0.1)
+
+
+def test_no_attention_that_plans_for_every_new_shape() -> None:
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_autocast(model: PreTrainedModel) -> None:
@@ -288,13 +302,12 @@ def caches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def tokens_held(held: Any) -> int:
     """Tokens of the first layer that the cache has memory for."""
-    tensors = [held._root[0].keys, held._stems[0].keys, held._completions[0]._store.keys]
+    tensors = [held._root[0].keys, held._stems[0].keys, held._completions[0].keys]
     assert all(tensor.is_contiguous() for tensor in tensors)
     return sum(tensor.size(0) * tensor.size(2) for tensor in tensors)
 
 
-def test_root_and_prompts_are_held_once(caches: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_cache, "ROOM", 1)
+def test_root_and_prompts_are_held_once(caches: list[Any]) -> None:
     prompts = list(chain.from_iterable([[3] * 50 + [4 + i]] * 6 for i in range(3)))
     asked = request_of(prompts, do_sample=False)
     generate_fast(tiny(), asked)

@@ -125,6 +125,7 @@ def test_a_row_ends_at_the_first_prefix_that_holds_a_stop_string(
     assert stops.length(row) == end
     for length in range(1, (end or len(row)) + 1):
         assert stops.ended(torch.tensor([row[:length]])).tolist() == [length == end]
+    assert stops.ended(torch.tensor([row]), newest=len(row)).tolist() == [end is not None]
     kept = row[:end]
     text = stops.cut(decode(make(), kept))
     assert decode(make(), kept).startswith(text)

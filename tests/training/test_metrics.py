@@ -208,15 +208,15 @@ def test_rates_and_what_is_not_averaged(
         end(meter, step)
     assert metrics["tokens_per_second/training"] == [20.0, 10.0]
     assert metrics["progress"] == [0.5]
-    assert len(metrics[peak_memory()[0]]) == 1
+    assert len(metrics["memory/peak_rss_gib"]) == 1
 
 
 def test_peak_memory_does_not_fall() -> None:
-    before = peak_memory()[1]
+    (before,) = peak_memory().values()
     block = torch.ones(2**26)  # 0.25 GiB
-    during = peak_memory()[1]
+    (during,) = peak_memory().values()
     del block
-    assert 0 < before <= during <= peak_memory()[1]
+    assert 0 < before <= during <= peak_memory()["memory/peak_rss_gib"]
     assert during < 1024  # GiB, not bytes
 
 
@@ -230,6 +230,7 @@ def test_on_cuda_each_part_waits_for_the_device(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2**30)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 4 * 2**30)
     meter = StepMeter(metrics)
     begin(meter)
     with meter.part("sampling"):
@@ -238,6 +239,7 @@ def test_on_cuda_each_part_waits_for_the_device(
     assert metrics["time/sampling"] == [5.0]
     assert metrics["time/training"] == [0.0]
     assert metrics["memory/peak_gib"] == [3.0]
+    assert metrics["memory/peak_reserved_gib"] == [4.0]
 
 
 # -- the figures of a training --------------------------------------------------------------------
