@@ -6,7 +6,7 @@ code run or names a place to write. Trust comes from the command line alone.
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,7 @@ class EvaluationSettings:
     model: ModelConfig
     trained_in_4bit: bool
     precision: str
+    is_precision_given: bool
     compare_precisions: bool
     data: RunArguments
     max_completion_length: int
@@ -139,6 +140,12 @@ class EvaluationSettings:
     def label_of(self, precision: str) -> str:
         """Return the default label of the trained model in a precision."""
         return "trained" + _label_suffix(precision, self.trained_in_4bit)
+
+    def in_precision(self, precision: str) -> "EvaluationSettings":
+        """Replace the default precision by another one, which the labels then name."""
+        suffix = _label_suffix(precision, self.trained_in_4bit)
+        label, baseline = self.label + suffix, self.baseline_label + suffix
+        return replace(self, precision=precision, label=label, baseline_label=baseline)
 
 
 def _usual_precision(trained_in_4bit: bool) -> str:
@@ -195,6 +202,7 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
         model=model,
         trained_in_4bit=trained_in_4bit,
         precision=precision,
+        is_precision_given=bool(args.precision) or export.merge_into == ORIGINAL,
         compare_precisions=args.compare_precisions,
         data=data,
         max_completion_length=args.max_completion_length

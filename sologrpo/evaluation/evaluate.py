@@ -4,6 +4,7 @@ The judge is `rewards.grading`, as in training.
 """
 
 import json
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,8 +22,14 @@ from sologrpo.errors import InputError
 from sologrpo.evaluation.completion_log import CompletionLog, Completions, open_log
 from sologrpo.evaluation.generators import Generator
 from sologrpo.evaluation.identity import describe_identity
-from sologrpo.evaluation.precisions import add_adapter, describe_precision, load_untrained
+from sologrpo.evaluation.precisions import (
+    add_adapter,
+    describe_precision,
+    fit_precision,
+    load_untrained,
+)
 from sologrpo.files import EVALUATIONS, PRECISION_TABLE, inside, make_folder, write_atomically
+from sologrpo.model.fitting import DoesNotFitError
 from sologrpo.model.memory import is_out_of_memory, release_unused
 from sologrpo.sampling.generation import generate_greedily
 from sologrpo.scoring.records import (
@@ -35,6 +42,8 @@ from sologrpo.scoring.records import (
     write_evaluated,
 )
 from sologrpo.scoring.summary import compare, compare_precisions, summarise
+
+logger = logging.getLogger(__name__)
 
 # The metrics of validation; docs/metrics.md explains each.
 VALIDATION_SCORES = (
@@ -51,6 +60,8 @@ def evaluate_models(
 ) -> dict[str, Evaluated]:
     """Evaluate the base model, add the adapter, and evaluate the trained model.
 
+    Both in the same precision: `nf4_adapter` where `fit_precision` chooses it.
+
     Args:
         settings: which models, and how.
         tokenizer: of the base model.
@@ -64,6 +75,7 @@ def evaluate_models(
         InputError: if nothing can be written, a model or adapter cannot be loaded, or `--resume`
             finds an evaluation with other settings.
     """
+    settings = fit_precision(settings)
     make_folder(_folder_of(settings))
     model = load_untrained(settings)
     if settings.adapter is None:
@@ -81,7 +93,7 @@ def evaluate_models(
 def evaluate_precisions(
     settings: EvaluationSettings, tokenizer: PreTrainedTokenizerBase, dataset: Dataset
 ) -> dict[str, Any]:
-    """Evaluate the trained model in every precision, and write `eval/precisions.json`.
+    """Evaluate the trained model in every precision that fits; write `eval/precisions.json`.
 
     Args:
         settings: which model, and how; its precision, label and baseline are ignored.
@@ -92,13 +104,19 @@ def evaluate_precisions(
         What `compare_precisions` returns, and the file holds.
 
     Raises:
-        InputError: as `evaluate_models`.
+        InputError: as `evaluate_models`, and if the precision that was trained does not fit.
     """
     evaluated = {}
+    settings = replace(settings, is_precision_given=True, baseline=False)
     for precision in PRECISIONS:
         label = settings.label_of(precision)
-        now = replace(settings, precision=precision, label=label, baseline=False)
-        evaluated[precision] = evaluate_models(now, tokenizer, dataset)[label]
+        now = replace(settings, precision=precision, label=label)
+        try:
+            evaluated[precision] = evaluate_models(now, tokenizer, dataset)[label]
+        except DoesNotFitError as error:
+            if precision == settings.trained_precision:
+                raise
+            logger.warning("left out: %s", error)
         release_unused()
     comparison = compare_precisions(evaluated, settings.trained_precision)
     path = inside(settings.output_dir, EVALUATIONS, PRECISION_TABLE)

@@ -4,6 +4,7 @@ A baseline is the base model alone in the same precision, so that the difference
 model comes from training alone.
 """
 
+import logging
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +22,58 @@ from sologrpo.config.arguments import (
     UNMERGED_NF4,
 )
 from sologrpo.config.evaluation import EvaluationSettings
+from sologrpo.model.fitting import (
+    DoesNotFitError,
+    explaining_out_of_memory,
+    shortage,
+    unquantised_bytes,
+)
 from sologrpo.model.loading import dtype_name, load_base_model
 from sologrpo.model.memory import release_unused
 from sologrpo.model.merging import dequantize, load_adapter, merge_adapter, save_merged
 
+logger = logging.getLogger(__name__)
+
 STARTS_AS_NF4 = (MERGED_DEQUANTISED, UNMERGED_NF4, MERGED_REQUANTISED)
+
+
+def fit_precision(settings: EvaluationSettings) -> EvaluationSettings:
+    """Choose `nf4_adapter` where the weights of the default precision of a 4-bit run do not fit.
+
+    That is the model that was trained. A line tells of it, and so do the labels of the results.
+
+    Args:
+        settings: of the baseline and of the trained model, which get the same precision.
+
+    Raises:
+        DoesNotFitError: if another precision does not fit: `nf4_adapter` would be another model
+            than the one that was asked for.
+    """
+    if _stays_in_nf4(settings):
+        return settings
+    lack = shortage(unquantised_bytes(settings.model, settings.trust_remote_code))
+    if lack is None:
+        return settings
+    is_default = settings.trained_in_4bit and not settings.is_precision_given
+    if not is_default or settings.engine != "transformers":
+        raise DoesNotFitError(f"precision {settings.precision}: {lack}: {_smaller(settings)}")
+    logger.warning(
+        "precision %s, as trained, instead of %s: %s", UNMERGED_NF4, settings.precision, lack
+    )
+    return settings.in_precision(UNMERGED_NF4)
+
+
+def _stays_in_nf4(settings: EvaluationSettings) -> bool:
+    """Check that no 16-bit weights are on the device; vLLM is given unpacked ones."""
+    return settings.precision == UNMERGED_NF4 and settings.engine == "transformers"
+
+
+def _smaller(settings: EvaluationSettings) -> str:
+    """Name what takes less memory than this evaluation."""
+    if _stays_in_nf4(settings):
+        return "use a smaller model, or a machine with more memory"
+    engine = "" if settings.engine == "transformers" else " --engine transformers"
+    return f"use --precision {UNMERGED_NF4}{engine}"
 
 
 def load_untrained(settings: EvaluationSettings) -> PreTrainedModel:
@@ -34,8 +82,9 @@ def load_untrained(settings: EvaluationSettings) -> PreTrainedModel:
     Raises:
         InputError: if the model does not exist, or does not fit into memory.
     """
-    model = _load(settings, in_4bit=settings.precision in STARTS_AS_NF4)
-    return dequantize(model) if settings.precision == MERGED_DEQUANTISED else model
+    with explaining_out_of_memory(_smaller(settings)):
+        model = _load(settings, in_4bit=settings.precision in STARTS_AS_NF4)
+        return dequantize(model) if settings.precision == MERGED_DEQUANTISED else model
 
 
 def add_adapter(
@@ -49,14 +98,15 @@ def add_adapter(
         settings: name the adapter and the precision.
 
     Raises:
-        InputError: if the adapter does not fit the model.
+        InputError: if the adapter does not fit the model, or memory runs out.
     """
     assert settings.adapter is not None
-    if settings.precision in (MERGED, MERGED_DEQUANTISED):
-        return merge_adapter(model, settings.adapter)
-    if settings.precision in (UNMERGED, UNMERGED_NF4):
-        return load_adapter(model, settings.adapter)
-    return _merge_and_requantise(model, tokenizer, settings)
+    with explaining_out_of_memory(_smaller(settings)):
+        if settings.precision in (MERGED, MERGED_DEQUANTISED):
+            return merge_adapter(model, settings.adapter)
+        if settings.precision in (UNMERGED, UNMERGED_NF4):
+            return load_adapter(model, settings.adapter)
+        return _merge_and_requantise(model, tokenizer, settings)
 
 
 def _merge_and_requantise(

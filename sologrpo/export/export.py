@@ -24,7 +24,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
 from sologrpo.config.export import DEQUANTISED, ORIGINAL, ExportArguments
-from sologrpo.console import Terminal, aligned, print_line, quiet_libraries
+from sologrpo.console import Terminal, aligned, gibibytes, print_line, quiet_libraries
 from sologrpo.data.dataset import load_train_and_validation, stop_strings
 from sologrpo.errors import InputError, one_line_errors
 from sologrpo.export import gguf
@@ -41,8 +41,9 @@ from sologrpo.export.model_card import read_run, write_card
 from sologrpo.export.parity import MOST, Gap, ParityCheck, gap_table, parity_failure
 from sologrpo.files import ADAPTER, inside, make_folder
 from sologrpo.manifest import MANIFEST, write_manifest
+from sologrpo.model.fitting import DoesNotFitError, explaining_out_of_memory, unquantised_bytes
 from sologrpo.model.loading import load_base_model, load_tokenizer
-from sologrpo.model.memory import release_unused
+from sologrpo.model.memory import free_bytes, release_unused
 from sologrpo.model.merging import check_adapter, dequantize, merge_adapter, save_4bit, save_merged
 
 REQUANTISED = "4bit"
@@ -103,7 +104,8 @@ def begin_export(settings: EvaluationSettings) -> Export | None:
 
     Raises:
         InputError: if there is no adapter, if a folder is in use, if there are no problems to
-            compare models on, or if the Hub would not accept a name or the push.
+            compare models on, if main memory is too small to merge in, or if the Hub would not
+            accept a name or the push.
     """
     arguments = settings.export
     asked = (arguments.save_merged, arguments.save_4bit, arguments.gguf, arguments.push_to_hub)
@@ -123,6 +125,8 @@ def begin_export(settings: EvaluationSettings) -> Export | None:
     missing = [folder for kind, folder in folders.items() if kind not in finished]
     read_run(settings.run)  # for the card: damaged files are found before a model is made
     problems = _load_problems(settings) if missing else None
+    if "merged" in folders.keys() - finished.keys():
+        _check_main_memory(settings)
     for folder in missing:
         make_folder(folder.absolute().parent)
     repository = None
@@ -141,6 +145,17 @@ def _model_folders(arguments: ExportArguments, default: Path) -> dict[str, Path]
     if arguments.save_merged or arguments.pushed == "merged" or folders:
         folders = {"merged": Path(arguments.save_merged or default / "merged"), **folders}
     return folders
+
+
+def _check_main_memory(settings: EvaluationSettings) -> None:
+    """Refuse a merge that main memory has no room for: the system would kill the process."""
+    needed = unquantised_bytes(settings.model, settings.trust_remote_code)
+    free = free_bytes(torch.device("cpu"))
+    if needed > free:
+        raise DoesNotFitError(
+            f"merging takes {gibibytes(needed)} of main memory, and {gibibytes(free)} are free: "
+            "close other programs, or share the adapter alone, which needs no merge"
+        )
 
 
 def _load_problems(settings: EvaluationSettings) -> Dataset:
@@ -167,10 +182,14 @@ def export_and_push(export: Export, console: Console) -> None:
 
     Raises:
         InputError: if a saved model is too far from the trained one to be pushed, or the push
-            fails. Saved models stay, and the same command reuses them.
+            fails, or memory runs out. Saved models stay, and the same command reuses them.
     """
     arguments, folders = export.settings.export, dict(export.folders)
-    made = _make_models(export, console)
+    with explaining_out_of_memory(
+        "close other programs and run the same command again, which reuses finished models; "
+        "--parity_problems 1 takes the least memory"
+    ):
+        made = _make_models(export, console)
     gaps = [gap for kind in export.folders for gap in made[kind]]
     if gaps:
         _print_gaps(console, gaps)
@@ -253,8 +272,10 @@ def _merge_kinds(export: Export) -> list[str]:
 
 def _merge_to_disk(export: Export, kind: str, folder: Path) -> None:
     settings = replace(export.settings.model, load_in_4bit=kind == DEQUANTISED)
-    base = load_base_model(settings, export.settings.trust_remote_code)
-    # Summed in main memory, where a model that fits on the GPU only in 4 bits has room.
+    # Summed in main memory, where a model that fits on the GPU only in 4 bits has room. NF4
+    # weights come from the GPU, as in training.
+    device = None if kind == DEQUANTISED else "cpu"
+    base = load_base_model(settings, export.settings.trust_remote_code, device)
     model = merge_adapter(dequantize(base.to("cpu")), export.adapter)
     dtype = model.dtype
     if export.settings.trained_in_4bit and dtype == torch.float32:

@@ -3,7 +3,7 @@
 The trained model is the adapter on the base weights of the run: four-bit ones for a four-bit run.
 It answers some problems greedily. Each saved model is loaded from disk as its users will, with
 transformers or llama.cpp, scores the same answers token by token, and answers the problems itself.
-Only one model is in memory at a time.
+Only one model is in memory at a time: on the GPU, or in main memory where it does not fit there.
 """
 
 import copy
@@ -27,6 +27,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from trl import ModelConfig
 
 from rewards.grading import is_correct
 from sologrpo.config.evaluation import EvaluationSettings
@@ -37,7 +38,14 @@ from sologrpo.device import one_device
 from sologrpo.errors import InputError
 from sologrpo.export.gguf import PromptTemplate
 from sologrpo.export.llama import Llama, running_llama
-from sologrpo.model.loading import listed_end_ids, load_base_model, load_tokenizer, pick_dtype
+from sologrpo.model.fitting import shortage, unquantised_bytes
+from sologrpo.model.loading import (
+    dtype_name,
+    listed_end_ids,
+    load_base_model,
+    load_tokenizer,
+    pick_dtype,
+)
 from sologrpo.model.memory import release_unused
 from sologrpo.model.merging import load_adapter
 from sologrpo.sampling.decoding import has_plain_cache
@@ -150,7 +158,8 @@ class _Answer:
 class ParityCheck:
     """Load the trained model and keep its answers to some problems; compare saved models with it.
 
-    Without `parity_problems`, the time of the first answers decides how many problems are used.
+    Without `parity_problems`, the time of the first answers decides how many problems are used, the
+    fewest where merged models do not fit on the GPU.
 
     Args:
         settings: names the trained model: base, precision and adapter.
@@ -230,6 +239,7 @@ class ParityCheck:
         settings = self._settings
         assert settings.adapter is not None
         prompts = prompt_token_ids(self._problems["prompt"], self._tokenizer)
+        lack = shortage(unquantised_bytes(settings.model, settings.trust_remote_code))
         base = load_base_model(settings.model, settings.trust_remote_code)
         model = load_adapter(base, settings.adapter).eval()
         # The saved model's own generation config must agree with this: no penalty, every end token.
@@ -241,14 +251,12 @@ class ParityCheck:
         start = time.perf_counter()
         first = answer(prompts[:FEWEST])
         seconds = (time.perf_counter() - start) / len(first)
-        count = settings.export.parity_problems or max(
-            FEWEST, int(SECONDS / seconds / (1 + models))
-        )
-        count = min(count, len(prompts))
-        print_line(
-            self._console,
-            f"compare   on {count} training problems, about {count * seconds:.0f} s for each model",
-        )
+        by_speed = FEWEST if lack else max(FEWEST, int(SECONDS / seconds / (1 + models)))
+        count = min(settings.export.parity_problems or by_speed, len(prompts))
+        pace = f"about {count * seconds:.0f} s for each model"
+        if lack:
+            pace = f"slowly, merged models in main memory: {lack}"
+        print_line(self._console, f"compare   on {count} training problems, {pace}")
         return first[:count] + answer(prompts[len(first) : count])
 
     def _compare(self, name: str, folder: Path) -> Gap:
@@ -320,8 +328,10 @@ class ParityCheck:
 
 
 def _load_saved(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+    size = unquantised_bytes(ModelConfig(str(folder), dtype=dtype_name(dtype)), trust_remote_code)
+    device = one_device() if shortage(size) is None else "cpu"
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, device_map={"": one_device()}, trust_remote_code=trust_remote_code
+        folder, dtype=dtype, device_map={"": device}, trust_remote_code=trust_remote_code
     ).eval()
     # Four-bit layers compute in the dtype of the run, not in that of their config: this compares
     # weights, and does not take an hour on a CPU that emulates bf16.

@@ -99,12 +99,15 @@ def _spare_token(tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.eos_token)
 
 
-def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) -> PreTrainedModel:
+def load_base_model(
+    model_args: ModelConfig, trust_remote_code: bool = False, device: str | None = None
+) -> PreTrainedModel:
     """Load the frozen weights, in 4-bit NF4 if `load_in_4bit`.
 
     Args:
         model_args: the model, its dtype and its quantisation.
         trust_remote_code: run code of its repository, and load pickled weights.
+        device: that holds them; None for the GPU, if there is one.
 
     Raises:
         InputError: if the model does not exist, has no safetensors and is not trusted, lacks
@@ -126,7 +129,7 @@ def load_base_model(model_args: ModelConfig, trust_remote_code: bool = False) ->
                 dtype=dtype,
                 attn_implementation=model_args.attn_implementation,
                 quantization_config=get_quantization_config(resolved),
-                device_map={"": one_device()},
+                device_map={"": one_device() if device is None else device},
                 trust_remote_code=trust_remote_code,
                 use_safetensors=None if trust_remote_code else True,
                 output_loading_info=True,

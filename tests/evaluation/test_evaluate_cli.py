@@ -4,6 +4,7 @@ import json
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ import yaml
 from peft import LoraConfig, get_peft_model
 from trl import ModelConfig
 
-from scripts import Printed, load_script, printed_by
+from scripts import Printed, last_line, load_script, printed_by
 from server import Server
 from sologrpo.config.arguments import PRECISIONS
+from sologrpo.config.evaluation import parse_evaluation
+from sologrpo.evaluation import precisions
+from sologrpo.model import fitting
+from sologrpo.model.fitting import DoesNotFitError
 from sologrpo.model.loading import load_base_model
 from tiny import rows, write_rows
 
@@ -141,6 +146,113 @@ def test_a_16bit_run_was_trained_on_the_unquantised_weights(evaluate: Run, run_p
     assert comparison["precisions"]["merged"]["differing_rate"] == 0
     assert comparison["precisions"]["nf4_adapter"]["differing_rate"] > 0
     assert comparison["precisions"]["merged"]["label"] == "trained"
+
+
+# -- precisions that do not fit ------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device with room for the tiny model in four bits, and not for its unquantised weights."""
+
+    def refuse(*args: Any) -> None:
+        raise AssertionError("unquantised weights on a device without room for them")
+
+    monkeypatch.setattr(fitting, "free_bytes", lambda device: 2**18)
+    monkeypatch.setattr(precisions, "dequantize", refuse)
+    monkeypatch.setattr(precisions, "merge_adapter", refuse)
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name.startswith("sologrpo.evaluation")]
+
+
+@pytest.mark.usefixtures("small_card")
+def test_a_4bit_run_that_fits_in_4_bits_only_is_evaluated_as_it_was_trained(
+    evaluate: Run, run_4bit: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    printed = evaluate("--run", run_4bit, "--limit", "3")
+    assert printed.code == 0, printed
+    (line,) = warnings_in(caplog)
+    assert line.startswith("precision nf4_adapter, as trained, instead of merged_dequantised: ")
+    assert "do not fit into 0 MiB" in line
+    folders = sorted(path.name for path in (run_4bit / "eval").iterdir())
+    assert folders == ["baseline-nf4_adapter", "trained-nf4_adapter"]
+    baseline, trained = (read(run_4bit / "eval" / name / "results.json") for name in folders)
+    assert baseline["settings"]["precision"] == trained["settings"]["precision"] == "nf4_adapter"
+    assert trained["precision"] == "NF4, computed in float32, adapter not merged"
+    assert trained["baseline"] == "baseline-nf4_adapter"
+    answers = completions(run_4bit, "trained-nf4_adapter")
+    # Asked for, it is the same evaluation, and nothing is said.
+    caplog.clear()
+    asked = evaluate("--run", run_4bit, "--limit", "3", "--precision", "nf4_adapter")
+    assert asked.code == 0, asked
+    assert warnings_in(caplog) == []
+    assert completions(run_4bit, "trained-nf4_adapter") == answers
+
+
+@pytest.mark.usefixtures("small_card")
+@pytest.mark.parametrize(
+    ("run", "flags", "says"),
+    [
+        ("run_4bit", ["--precision", "merged_dequantised"], "precision merged_dequantised: "),
+        ("run_4bit", ["--precision", "adapter"], "precision adapter: "),
+        ("run_4bit", ["--merge_into", "original"], "precision merged: "),
+        ("run_plain", [], "precision merged: "),
+        ("run_plain", ["--compare_precisions"], "precision adapter: "),
+    ],
+)
+def test_a_precision_that_does_not_fit_is_refused_before_loading(
+    evaluate: Run, request: pytest.FixtureRequest, run: str, flags: list[str], says: str
+) -> None:
+    folder = request.getfixturevalue(run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(precisions, "load_base_model", lambda *args: pytest.fail("it was loaded"))
+        refused = evaluate("--run", folder, *flags)
+    assert refused.code == 2, refused
+    assert last_line(refused).startswith(f"error: {says}")
+    assert last_line(refused).endswith("use --precision nf4_adapter")
+    assert "Traceback" not in refused
+
+
+@pytest.mark.usefixtures("small_card")
+def test_vllm_is_refused_where_only_4_bits_fit(run_4bit: Path) -> None:
+    settings = parse_evaluation(["--run", str(run_4bit)])
+    for precision in ("merged_dequantised", "nf4_adapter"):
+        with pytest.raises(DoesNotFitError, match="use --precision nf4_adapter --engine transf"):
+            precisions.fit_precision(replace(settings, engine="vllm", precision=precision))
+
+
+def test_a_label_of_the_user_names_the_other_precision_too(run_4bit: Path) -> None:
+    settings = parse_evaluation(["--run", str(run_4bit), "--label", "mine"])
+    assert settings.in_precision("nf4_adapter").label == "mine-nf4_adapter"
+
+
+@pytest.mark.usefixtures("small_card")
+def test_a_comparison_leaves_out_what_does_not_fit(
+    evaluate: Run, run_4bit: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    printed = evaluate("--run", run_4bit, "--compare_precisions", "--limit", "3")
+    assert printed.code == 0, printed
+    assert list(read(run_4bit / "eval/precisions.json")["precisions"]) == ["nf4_adapter"]
+    left_out = [line.split(": ")[1] for line in warnings_in(caplog)]
+    assert left_out == [f"precision {name}" for name in PRECISIONS if name != "nf4_adapter"]
+
+
+@pytest.mark.parametrize("part", ["dequantize", "merge_adapter"])
+def test_memory_that_runs_out_while_loading_is_one_line(
+    evaluate: Run, run_4bit: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def fill(*args: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 224 MiB")
+
+    monkeypatch.setattr(precisions, part, fill)
+    ended = evaluate("--run", run_4bit, "--limit", "3")
+    assert ended.code == 2
+    assert last_line(ended) == "error: out of memory: use --precision nf4_adapter"
+    assert "Traceback" not in ended
+    # The baseline is not lost if the merge was too much.
+    assert (run_4bit / "eval/baseline/results.json").exists() == (part == "merge_adapter")
 
 
 # -- samples, resume, regrade ------------------------------------------------------------------

@@ -27,9 +27,11 @@ from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
 from sologrpo.data.dataset import load_train_and_validation
 from sologrpo.errors import InputError
 from sologrpo.export import export as export_module
+from sologrpo.export import parity
 from sologrpo.export.export import begin_export
 from sologrpo.export.folders import MARKER
 from sologrpo.manifest import MANIFEST, write_manifest
+from sologrpo.model import loading
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from tiny import ROOT
 
@@ -382,3 +384,38 @@ def test_gguf_without_its_packages_is_refused_at_once(
     message = "--gguf needs gone and gone_too: pip install 'sologrpo[gguf]'"
     with pytest.raises(InputError, match=re.escape(message)):
         settings_of(run, "--gguf", "f16")
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def test_the_merge_into_the_original_weights_stays_off_the_gpu(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export = begin_export(settings_of(run, "--save_merged", tmp_path / "x"))
+    assert export is not None
+    monkeypatch.setattr(loading, "one_device", lambda: pytest.fail("16 bits, loaded on the GPU"))
+    export_module._merge_to_disk(export, export_arguments.ORIGINAL, tmp_path / "merged")
+    assert names(tmp_path / "merged") >= {"model.safetensors", "config.json"}
+
+
+def test_a_merge_that_main_memory_has_no_room_for_is_refused(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_module, "free_bytes", lambda device: 2**16)
+    said = refusal(run, "--save_merged", tmp_path / "x")
+    assert re.match(r"merging takes \d MiB of main memory, and 0 MiB are free: close other", said)
+    assert begin_export(settings_of(run, "--push_to_hub", "mine", "--dry_run")) is not None
+
+
+def test_memory_that_runs_out_in_the_comparison_is_one_line(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fill(*args: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(parity, "generate_batch", fill)
+    ended = printed_by(export_module, capfd, "--run", run, "--save_merged", tmp_path / "x")
+    assert ended.code == 2
+    assert last_line(ended).startswith("error: out of memory: close other programs and run the")
+    assert "Traceback" not in ended

@@ -18,8 +18,9 @@ from sologrpo.data.dataset import build_prompts
 from sologrpo.errors import InputError
 from sologrpo.export import parity
 from sologrpo.export.parity import Gap, ParityCheck, coarse_kl, parity_failure
+from sologrpo.model import fitting
 from sologrpo.model.loading import load_base_model, load_tokenizer
-from sologrpo.model.merging import dequantize, merge_adapter, save_merged
+from sologrpo.model.merging import dequantize, merge_adapter, save_4bit, save_merged
 from tiny import rows
 
 GAP = Gap(
@@ -217,3 +218,25 @@ def test_a_model_with_other_likeliest_tokens_is_far(tiny_llama: Path) -> None:
     kl_T, same_T = parity._distances_in_llama(Other(), answer)  # type: ignore[arg-type]
     assert kl_T.item() > 2
     assert same_T.item() == 0
+
+
+def test_a_merge_that_does_not_fit_on_the_gpu_is_compared_in_main_memory(
+    trained: EvaluationSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    merge = save(trained, tmp_path / "right", in_4bit=True)
+    save_4bit(merge, tmp_path / "4bit")
+    monkeypatch.setattr(fitting, "free_bytes", lambda device: 2**18)
+    monkeypatch.setattr(parity, "SECONDS", 1e9)  # time is not what bounds the problems
+    by_speed = replace(trained, export=replace(trained.export, parity_problems=None))
+    check = check_on(by_speed)
+    said = capfd.readouterr().out
+    assert "compare   on 8 training problems, slowly, merged models in main memory: " in said
+    on_gpu: list[str] = []
+    monkeypatch.setattr(parity, "one_device", lambda: on_gpu.append("4bit") or "cpu")
+    assert check.measure("right", merge).kl < 1e-6
+    assert on_gpu == []
+    check.measure("4bit", tmp_path / "4bit")  # it takes as little as the trained one
+    assert on_gpu == ["4bit"]

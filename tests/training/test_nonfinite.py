@@ -111,6 +111,40 @@ def test_all_finite() -> None:
         assert not all_finite([torch.tensor(1.0), torch.tensor([0.0, bad])])
 
 
+# -- fp16, whose scaler needs no GPU ---------------------------------------------------------------
+
+
+def train_scaled(model: Path, output: Path, break_step: Breaks) -> tuple[Any, list[bool], Any]:
+    """Train with a real scaler; the trainer, which steps had a gradient, and the scaler."""
+    trainer = build(model, output, break_step, max_nonfinite_steps=1)
+    captured, scaler = CapturedGradients(), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    trainer.add_callback(captured)
+    trainer.accelerator.scaler, trainer.args.fp16 = scaler, True
+    trainer.train()
+    moved = [any(bool(g.any()) for g in step.values()) for step in captured.steps]
+    return trainer, moved, scaler
+
+
+def test_the_scaler_takes_a_step_that_counts_as_zero(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, moved, scaler = train_scaled(tiny_llama, tmp_path, nan_in_the_loss)
+    assert moved == [True, False, True]
+    assert scaler.get_scale() == 1024.0
+    assert all(tensor.isfinite().all() for tensor in weights(trainer).values())
+    assert "it counts as zero" in caplog.text
+
+
+def test_a_gradient_that_overflows_is_left_to_the_scaler(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, moved, scaler = train_scaled(tiny_llama, tmp_path, infinity_in_one_gradient)
+    assert moved == [True, True, True]
+    assert scaler.get_scale() == 512.0  # it has left the step out, and scales less
+    assert all(tensor.isfinite().all() for tensor in weights(trainer).values())
+    assert "it counts as zero" not in caplog.text
+
+
 # -- weights -------------------------------------------------------------------------------------
 
 

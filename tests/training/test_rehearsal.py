@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,22 @@ def test_the_longest_prompt_and_full_completions(rehearsed: Any, tmp_path: Path)
     assert trained == [[NEW_TOKENS] * 8]
     assert "warning" not in text
     assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+
+
+def test_what_would_take_long_is_sampled_in_part_and_progress_is_shown(
+    rehearsed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+
+    def status(console: Console, text: str) -> Any:
+        shown.append(text)
+        return nullcontext()
+
+    monkeypatch.setattr(Console, "status", status)
+    monkeypatch.setattr("sologrpo.training.rehearsal.SAMPLING_SECONDS", 0.0)
+    _, text = rehearsed()
+    assert f"completions of {NEW_TOKENS} (8 sampled): about" in text
+    assert shown == ["rehearsal: 8 tokens per completion", "rehearsal: forward and backward pass"]
 
 
 def test_nothing_stays_in_the_trainer(rehearsed: Any) -> None:

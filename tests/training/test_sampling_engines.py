@@ -156,6 +156,7 @@ def test_vllm_is_compared_with_the_trainer(
     ("settings", "message"),
     [
         ({"sampling_engine": "fast"}, "sampling_engine: 'fast'; expected 'auto', 'adapter'"),
+        ({"sampling_engine": "continuous"}, "expected 'auto', 'adapter' or 'merged'$"),
         ({"sampling_token_budget": 0}, "sampling_token_budget: 0; expected greater than"),
         ({"sampling_engine": "merged", "use_vllm": True}, "both choose the engine"),
         ({"use_vllm": True, "top_k": 50}, "use_vllm with top_k 50: vLLM's log-probs"),

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sologrpo.training import token_tree
@@ -101,6 +103,32 @@ def test_each_token_comes_once(share_prompts: bool, batch: Batch) -> None:
     if share_prompts:
         beginnings = {tuple(p[: i + 1]) for p in rows.prompts for i in range(len(p) - 1)}
         assert rows.tokens(every) >= len(beginnings) + sum(rows.completion_T)
+
+
+class Shapes(TorchDispatchMode):
+    """Collects the last two sizes of every tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.made |= {tuple(x.shape[-2:]) for x in tree_iter(made) if isinstance(x, torch.Tensor)}
+        return made
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_a_tree_needs_no_mask_of_all_places(model: PreTrainedModel, share_prompts: bool) -> None:
+    prompts = [[5, 6, 7 + i % 3, 8] for i in range(9)]
+    batch = batch_of(prompts, [[10 + i] * (3 + i) for i in range(9)])
+    N = TokenTree.of(batch, share_prompts).input_ids.size(1)
+    with Shapes() as shapes:
+        gradients(model, at_once(model, batch, share_prompts))
+    # Rows that share nothing are packed as transformers does it, with a mask.
+    assert ((N, N) in shapes.made) is not share_prompts
 
 
 @torch.no_grad()
