@@ -16,7 +16,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor model quickstart smoke bench test oldest test-engines soak check format clean
+.PHONY: help setup doctor model quickstart smoke bench gpu-check test oldest test-engines soak check format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,10 @@ bench: model  ## measure against stock TRL on a CPU, 2.5 hours; PARTS="goals gri
 	@$(BIN)/python benchmarks/cpu.py $(if $(PARTS),--parts "$(PARTS)") \
 		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)); \
 		status=$$?; $(BIN)/python benchmarks/performance_tables.py && exit $$status
+
+# `make gpu-check PARTS="parity sampling"`; benchmarks/gpu_check.py lists the parts.
+gpu-check: $(READY)  ## check a CUDA card in ten minutes: gradients, memory, speed; PARTS="parity step" for less
+	@$(BIN)/python benchmarks/gpu_check.py $(if $(PARTS),--parts "$(PARTS)")
 
 # In parallel, with one thread each. Tests of a file share fixtures, so a file stays in one process.
 # Files start in the order of tests/conftest.py: sorted by their number of tests, the slowest would

@@ -4,24 +4,32 @@ Speed and memory depend on the shape alone. The values of the weights do not mat
 that random weights practically never end a text: completions have full length, the worst case.
 """
 
+import copy
 import random
-from pathlib import Path
+import zlib
+from dataclasses import dataclass
 from typing import Any
 
-import bitsandbytes as bnb
 import torch
 from datasets import Dataset
-from peft import LoraConfig
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import (
-    AutoModelForCausalLM,
-    BitsAndBytesConfig,
     LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
+)
+from trl import ModelConfig, get_quantization_config
+
+from sologrpo.device import one_device
+from sologrpo.model.loading import (
+    dtype_name,
+    keep_nf4_trainable,
+    keep_one_input_hook,
+    pick_dtype,
 )
 
 # Sizes of Llama 3.1 8B, Llama 3.2 3B and 1B and of SmolLM2 360M and 135M, from their config.json.
@@ -44,7 +52,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
              "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024},
 }  # fmt: skip
-PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 SPECIAL_TOKENS = ["<pad>", "<unk>", "<bos>", "<eos>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -99,48 +106,44 @@ def build_prompts(count: int, tokens: int, vocab_size: int) -> Dataset:
     return Dataset.from_dict({"prompt": [[{"role": "user", "content": row}] for row in rows]})
 
 
-def save_random_checkpoint(config: LlamaConfig, folder: Path, device: torch.device) -> None:
-    """Save a model with random bf16 weights as safetensors, initialised on `device`."""
+@dataclass(frozen=True)
+class _Drawn:
+    """A weight that is drawn on the device when it is loaded, as a slice of a file is read then."""
+
+    name: str
+    shape: torch.Size
+
+    def __getitem__(self, _: Any) -> torch.Tensor:
+        weight = torch.ones(self.shape, dtype=torch.bfloat16, device=one_device())
+        if self.name.endswith("norm.weight"):
+            return weight
+        generator = torch.Generator(weight.device).manual_seed(zlib.crc32(self.name.encode()))
+        return weight.normal_(0.0, 0.02, generator=generator)
+
+
+def random_model(config: LlamaConfig, model_args: ModelConfig) -> PreTrainedModel:
+    """Load a model whose weights are drawn instead of read: no file, and no copy in main memory.
+
+    Args:
+        config: its shape.
+        model_args: dtype and quantisation; each weight is quantised on the device once it is drawn.
+    """
+    args = copy.copy(model_args)
+    args.dtype = dtype_name(pick_dtype(model_args.dtype))  # of the 4-bit computation too
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model = model.to_empty(device=device)
-    model.tie_weights()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
-                parameter.fill_(1.0)
-            else:
-                parameter.normal_(0.0, 0.02)
-    model.save_pretrained(folder, max_shard_size="4GB")
-
-
-def load(folder: Path, device: torch.device, nf4: bool) -> PreTrainedModel:
-    """Load a checkpoint as a training script does, in NF4 or in bf16."""
-    quantization = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )
-    model = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=torch.bfloat16,
+        parameters = LlamaForCausalLM(config).named_parameters()
+    model = LlamaForCausalLM.from_pretrained(
+        None,
+        config=config,
+        state_dict={name: _Drawn(name, parameter.shape) for name, parameter in parameters},
+        dtype=getattr(torch, args.dtype),
         attn_implementation="sdpa",
-        device_map={"": 0 if device.type == "cuda" else "cpu"},
-        **({"quantization_config": quantization} if nf4 else {}),
+        quantization_config=get_quantization_config(args),
+        device_map={"": one_device()},
     )
-    for module in model.modules():
-        if isinstance(module, bnb.nn.Linear4bit):
-            # On CPU, evaluation repacks the weights into a form that has no backward pass.
-            module.support_avx512bf16_for_cpu = False
+    keep_nf4_trainable(model)
+    keep_one_input_hook(model)
     return model
-
-
-def lora_config() -> LoraConfig:
-    """Build the LoRA config of a widely copied notebook."""
-    return LoraConfig(
-        r=8, lora_alpha=32, lora_dropout=0.05, target_modules=PROJECTIONS, task_type="CAUSAL_LM"
-    )
 
 
 def step_bytes(model: torch.nn.Module) -> int:
@@ -160,18 +163,3 @@ def step_bytes(model: torch.nn.Module) -> int:
             total += state.absmax.numel() * state.absmax.element_size()
             state = getattr(state, "state2", None)
     return total
-
-
-def kv_bytes(config: LlamaConfig, tokens: float) -> float:
-    """Compute the bytes of bf16 keys and values of `tokens` cached tokens."""
-    heads = config.num_key_value_heads * config.head_dim
-    return 2 * 2 * config.num_hidden_layers * heads * tokens
-
-
-def linear_parameters(config: LlamaConfig) -> int:
-    """Count the weights of the decoder layers' projections: 2 FLOP each per token and pass."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries = config.num_attention_heads * config.head_dim
-    keys = config.num_key_value_heads * config.head_dim
-    layer = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * inner
-    return config.num_hidden_layers * layer

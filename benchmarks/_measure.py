@@ -6,11 +6,13 @@ into the time budget: one broken variant must not cost the others.
 """
 
 import gc
+import hashlib
 import json
 import os
 import platform
 import re
 import statistics
+import subprocess
 import time
 import traceback
 from collections import defaultdict
@@ -21,6 +23,7 @@ from typing import Any
 
 import torch
 
+ROOT = Path(__file__).resolve().parents[1]
 GIB = 2**30
 Row = dict[str, Any]
 PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "triton")
@@ -79,7 +82,6 @@ class PhaseClock:
     def __init__(self) -> None:
         self._stack = ["other"]
         self._phases: dict[str, dict[str, Any]] = {}
-        self._wrapped: list[tuple[Any, str]] = []
         self.restart()
 
     def restart(self) -> None:
@@ -100,25 +102,18 @@ class PhaseClock:
         self._charge()
         self._stack.pop()
 
-    def wrap(self, owner: Any, method: str, phase: str | Callable[[], str]) -> None:
-        """Measure every call of `owner.method` as `phase`; the method belongs to its class."""
+    def wrap(self, owner: Any, method: str, phase: str) -> None:
+        """Measure every call of `owner.method` as `phase`, as long as `owner` lives."""
         inner = getattr(owner, method)
 
         def measured(*args: Any, **kwargs: Any) -> Any:
-            self.enter(phase if isinstance(phase, str) else phase())
+            self.enter(phase)
             try:
                 return inner(*args, **kwargs)
             finally:
                 self.leave()
 
         setattr(owner, method, measured)
-        self._wrapped.append((owner, method))
-
-    def unwrap(self) -> None:
-        """Restore the methods of the classes."""
-        for owner, method in self._wrapped:
-            delattr(owner, method)
-        self._wrapped.clear()
 
     def take(self) -> dict[str, dict[str, Any]]:
         """Return the phases measured so far, and restart."""
@@ -299,29 +294,38 @@ def describe_machine() -> dict[str, Any]:
             "device": properties.name,
             "memory_gib": round(properties.total_memory / GIB, 1),
             "cuda": torch.version.cuda,
+            "driver": driver_version(),
         }
     else:
         machine |= {"device": "cpu", "threads": torch.get_num_threads()}
     return machine
 
 
-def measure_ceilings() -> dict[str, float]:
-    """Copy bandwidth in bytes/s (read plus written) and bf16 matrix rate in FLOP/s."""
+def driver_version() -> str | None:
+    """Ask nvidia-smi for the version of the driver, which torch does not know."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.partition("\n")[0]
+
+
+def code_version() -> str:
+    """Compute a short hash of the code that is measured."""
+    digest = hashlib.sha256()
+    for file in sorted((ROOT / "sologrpo").rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def copy_bandwidth(repeats: int = 10) -> float:
+    """Measure the bandwidth of copies in the memory: bytes per second, read plus written."""
     on_gpu = torch.cuda.is_available()
-    device = "cuda" if on_gpu else "cpu"
-    source = torch.empty(2**30 if on_gpu else 2**24, dtype=torch.int32, device=device).random_()
+    source = torch.ones(2**28 if on_gpu else 2**22, device="cuda" if on_gpu else "cpu")
     target = torch.empty_like(source)
-    size = 8192 if on_gpu else 256
-    a, b = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
-
-    def best(function: Callable[[], Any], repeats: int = 10) -> float:
-        function()
-        return min(timed(function)[0] for _ in range(repeats))
-
-    return {
-        "copy_bytes_per_s": 2 * source.nbytes / best(lambda: target.copy_(source)),
-        "bf16_matmul_flop_per_s": 2 * size**3 / best(lambda: a @ b),
-    }
+    best = min(timed(lambda: target.copy_(source))[0] for _ in range(repeats))
+    return 2 * source.nbytes / best
 
 
 def print_table(rows: list[dict[str, Any]], columns: list[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from _by_position import by_position
-from _measure import timed
+from _measure import synchronize, timed
 from datasets import Dataset
 from transformers import (
     PreTrainedModel,
@@ -194,6 +194,7 @@ class Contender(TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Start the clock."""
+        synchronize()
         self._since = time.perf_counter()
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
@@ -208,6 +209,7 @@ class Contender(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Stop the clock."""
+        synchronize()
         self._times["step_s"] += time.perf_counter() - self._since
 
 
@@ -232,7 +234,10 @@ def _make_adapter_do_something(model: torch.nn.Module) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_" in name:
-                parameter.normal_(0.0, 1e-2, generator=generator)
+                # Drawn in main memory: a device has another generator. In bf16, because TRL keeps
+                # the adapter of 4-bit weights in it.
+                drawn = torch.empty(parameter.shape).normal_(0.0, 1e-2, generator=generator)
+                parameter.copy_(drawn.bfloat16())
 
 
 def build(names: Sequence[str], workload: Workload) -> dict[str, Contender]:

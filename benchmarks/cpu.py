@@ -17,7 +17,6 @@ each has its own. The row is written to a JSON file at once, and measured again 
 
 import argparse
 import datetime
-import hashlib
 import os
 import signal
 import subprocess
@@ -36,7 +35,7 @@ sys.path.insert(0, str(ROOT))  # `sologrpo`, whether or not the project is insta
 from _cpu_generation import measure_evaluation, measure_sampling  # noqa: E402
 from _cpu_run import measure_run, measure_user  # noqa: E402
 from _grid import FACTORS, FIXED, Cell, grid, measure_cell  # noqa: E402
-from _measure import Report, Row, earlier_rows  # noqa: E402
+from _measure import Report, Row, code_version, earlier_rows  # noqa: E402
 from _sizes import REHEARSAL, Bench, Sizes  # noqa: E402
 from performance_tables import one_line  # noqa: E402
 from reward_throughput import cpu_name  # noqa: E402
@@ -170,14 +169,6 @@ def settings_of(args: argparse.Namespace) -> dict[str, Any]:
     """Collect the settings that all rows of a file have in common."""
     sizes = REHEARSAL if args.rehearse else Sizes()
     return {"cpu": cpu_name(), "model": args.model.name, **asdict(sizes)}
-
-
-def code_version() -> str:
-    """Compute a short hash of the code that is measured."""
-    digest = hashlib.sha256()
-    for file in sorted((ROOT / "sologrpo").rglob("*.py")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:8]
 
 
 def is_measured(job: Job, rows: list[Row], code: str) -> bool:
