@@ -1,4 +1,4 @@
-"""Whether weights fit is known before they are loaded."""
+"""Sizes are compared with the free memory before weights are loaded."""
 
 import os
 from dataclasses import replace
