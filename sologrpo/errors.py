@@ -156,7 +156,8 @@ def _ending(error: BaseException) -> tuple[int, str]:
         return 1, line
     if line := _cannot_use(error):
         return 2, line
-    if isinstance(error, MemoryError):
+    # By name: torch is not imported here.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return 1, "out of memory: use a smaller model, batch or data set"
     return 0, ""
 

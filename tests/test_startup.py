@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from scripts import run_script, script_environment
 from server import Server, catches
@@ -218,6 +219,7 @@ def raises(error: BaseException) -> None:
         (IsADirectoryError(21, "Is a directory", b"/tmp"), 2, "error: cannot use /tmp: Is a dire"),
         (OSError(28, "No space left on device"), 1, "error: cannot write: [Errno 28]"),
         (MemoryError(), 1, "error: out of memory"),
+        (torch.OutOfMemoryError("CUDA out of memory"), 1, "error: out of memory"),
         (KeyboardInterrupt(), 130, "error: stopped by Ctrl-C"),
         (SystemExit(130), 130, "error: stopped by Ctrl-C"),
     ],
