@@ -181,7 +181,7 @@ def _decode(model: Model, request: Request, with_log_probs: bool) -> Sampled:
             n_writing = int(still_B.sum())
             if n_writing == 0:
                 break
-            writing = still_B.to(device)
+            writing = still_B.to(device, non_blocking=True)
             if n_writing < LEAVE_BELOW * len(rows):
                 stay = still_B.nonzero(as_tuple=True)[0]
                 cache.keep(stay)

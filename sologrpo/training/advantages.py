@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from trl.trainer.utils import nanmax, nanmin, nanstd
+from trl.trainer.utils import nanstd
 
 from rewards import OUTCOME_REWARDS
 from sologrpo.config.arguments import TRL_EPSILON
 from sologrpo.errors import InputError
+from sologrpo.training.trl_patches import nanmax, nanmin
 
 # Every reward of `rewards/` that judges the answer gives 1 for a right one.
 RIGHT = 1.0
@@ -79,14 +80,15 @@ class GroupRewards:
     def describe(self) -> dict[str, float]:
         """Return what is logged of the rewards besides TRL's own figures."""
         sums_B = weighted_sums(self.rewards_BR, self.weights_R)
-        logged = {"reward_min": nanmin(sums_B).item(), "reward_max": nanmax(sums_B).item()}
+        figures = {"reward_min": nanmin(sums_B), "reward_max": nanmax(sums_B)}
         if self.outcome is not None:
             right_B = self.scores_BR[:, self.outcome] >= RIGHT
             right_PG = right_B.view(-1, self.num_generations)
             for name, same_P in (("right", right_PG.all(dim=1)), ("wrong", ~right_PG.any(dim=1))):
-                share = (self.degenerate_P & same_P).float().mean().item()
-                logged[f"degenerate/all_{name}"] = share
-        return logged
+                share = (self.degenerate_P & same_P).float().mean()
+                figures[f"degenerate/all_{name}"] = share
+        values = torch.stack(list(figures.values())).tolist()  # the host waits once
+        return dict(zip(figures, values, strict=True))
 
     def shares(self, names: Sequence[str], scale_by_group: bool) -> dict[str, float]:
         """Return the share of the advantages by reward; see `advantage_shares`."""
@@ -195,9 +197,10 @@ def advantage_shares(
     """
     terms_PGR = (rewards_BR * weights_R).nan_to_num().view(-1, num_generations, len(weights_R))
     terms_PGR = terms_PGR - terms_PGR.mean(dim=1, keepdim=True)
-    terms_PGR[degenerate_groups(rewards_BR, weights_R, num_generations)] = 0.0
+    degenerate_P = degenerate_groups(rewards_BR, weights_R, num_generations)
+    terms_PGR = terms_PGR.masked_fill(degenerate_P[:, None, None], 0.0)
     if scale_by_group:
         terms_PGR = terms_PGR / (terms_PGR.sum(dim=2, keepdim=True).std(dim=1, keepdim=True) + 1e-4)
-    sizes_R = terms_PGR.abs().mean(dim=(0, 1))
-    total = sizes_R.sum()
-    return (sizes_R / total).tolist() if total > 0 else None
+    sizes: list[float] = terms_PGR.abs().mean(dim=(0, 1)).tolist()
+    total = sum(sizes)
+    return [size / total for size in sizes] if total > 0 else None

@@ -9,7 +9,7 @@ Shapes: B rows of a batch, N sequences, T tokens.
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -23,9 +23,9 @@ from sologrpo.model.memory import TokenBudget, TokenBytes, activation_bytes, byt
 from sologrpo.model.merging import working_dtype
 from sologrpo.sampling.decoding import Model, has_plain_cache
 from sologrpo.sampling.sampler import FREE_SHARE
-from sologrpo.training.packing import Batch, Rows, select_and_trim
+from sologrpo.training.packing import Batch, Rows, Tokens, on_device, select_and_trim
 from sologrpo.training.token_tree import TokenTree
-from sologrpo.training.trl_patches import Scores, compact_lm_head, replaced
+from sologrpo.training.trl_patches import Scores, lm_head_at, replaced
 
 # Loss types of `_compute_loss` (grpo_trainer.py:3175-3210) that are sums over rows, by how they
 # are normalised: over the tokens of the whole generation batch, or over the rows of the call.
@@ -82,19 +82,27 @@ class PackedScorer:
         free = bytes_for_tensors(self._model.device)
         self.budget = TokenBudget(max(1, token.fitting(FREE_SHARE * free)), "training")
 
-    def score(self, model: torch.nn.Module, batch: Batch, compute_entropy: bool = False) -> Scores:
+    def score(
+        self,
+        model: torch.nn.Module,
+        batch: Batch,
+        compute_entropy: bool = False,
+        tokens: Tokens | None = None,
+    ) -> Scores:
         """Score the completion tokens of all rows in one pass.
 
         Args:
             model: the policy or the reference, with TRL's fused LM head.
             batch: (B, T) ids and masks of prompts and completions, one token at least.
             compute_entropy: return entropies too.
+            tokens: of the batch, if they have been copied already.
 
         Returns:
             (B, T) log-probs, (B, T) entropies or None, and None for the auxiliary loss.
         """
-        tree = TokenTree.of(batch, self._shares_prompts)
-        with compact_lm_head(), self._accelerator.autocast():
+        tree = TokenTree.of(batch, self._shares_prompts, tokens)
+        inner = self._accelerator.unwrap_model(model)
+        with lm_head_at(inner, tree.places), self._accelerator.autocast():
             output = model(
                 input_ids=tree.input_ids,
                 position_ids=tree.position_ids,
@@ -112,31 +120,33 @@ class PackedScorer:
             model: the policy or the reference, with TRL's fused LM head.
             batch: (B, T) ids and masks of prompts and completions.
         """
-        completion_mask_BT = batch["completion_mask"]
+        completion_mask_BT, tokens = batch["completion_mask"], Tokens.of(batch)
 
         def run(passes: list[Pass]) -> torch.Tensor:
             log_probs_BT = torch.zeros_like(completion_mask_BT, dtype=torch.float32)
             for rows, _ in passes:
-                log_probs = self.score(model, select_and_trim(batch, rows))[0]
-                log_probs_BT[rows, : log_probs.size(1)] = log_probs.float()
+                part = select_and_trim(batch, rows, tokens)
+                log_probs = self.score(model, part, tokens=tokens.select(rows))[0]
+                places = on_device(rows, log_probs.device)
+                log_probs_BT[places, : log_probs.size(1)] = log_probs.float()
             return log_probs_BT
 
-        return self.within_memory(run, range(len(completion_mask_BT)), batch)
+        return self.within_memory(run, range(len(completion_mask_BT)), tokens)
 
     def within_memory(
-        self, run: Callable[[list[Pass]], Result], which: Iterable[int], batch: Batch
+        self, run: Callable[[list[Pass]], Result], which: Iterable[int], tokens: Tokens
     ) -> Result:
         """Run over rows packed by tokens; where memory runs out, again in smaller passes.
 
         Args:
             run: takes the rows of every pass, and how many tokens it computes.
-            which: the rows of `batch` to pack; those without completion tokens are left out.
-            batch: (B, T) ids and masks.
+            which: the rows to pack; those without completion tokens are left out.
+            tokens: of all rows.
 
         Raises:
             Exception: that of `run`, if it was not for memory or the pass cannot be made smaller.
         """
-        rows = Rows.of(batch, self._shares_prompts)
+        rows = Rows.of(tokens, self._shares_prompts)
         with_tokens = [row for row in which if rows.completion_T[row]]
         while True:
             most = self.budget.tokens
@@ -168,8 +178,10 @@ class MicroBatchLog:
     metrics: dict[str, float]
 
 
-# (model, micro-batch, scores of its rows) -> the loss, and what TRL logs of it.
-LossOfScores = Callable[[torch.nn.Module, Batch, Scores], tuple[torch.Tensor, dict[str, float]]]
+# (model, micro-batch, scores of its rows) -> the loss, and what TRL logs of it, on the device.
+LossOfScores = Callable[
+    [torch.nn.Module, Batch, Scores], tuple[torch.Tensor, dict[str, torch.Tensor]]
+]
 
 
 class PackedLoss:
@@ -219,16 +231,17 @@ class PackedLoss:
         # the one backward pass that it sees.
         scaler = self._accelerator.scaler
         scale = 1.0 if scaler is None else scaler.get_scale()
+        tokens = Tokens.of(batch)
 
         def run(
             passes: list[Pass],
         ) -> tuple[torch.Tensor, list[torch.Tensor], list[MicroBatchLog]]:
             value = torch.zeros((), device=batch["completion_ids"].device)
             sums = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
-            logs = []
-            for rows, tokens in passes:
-                trimmed = select_and_trim(batch, rows)
-                loss, log = self._forward(model, trimmed, tokens, log_sampler_kl)
+            metrics = []
+            for rows, _ in passes:
+                part, its_tokens = select_and_trim(batch, rows, tokens), tokens.select(rows)
+                loss, described = self._forward(model, part, its_tokens, log_sampler_kl)
                 if self._is_mean_of_rows:
                     loss = loss * len(rows) / batch["completion_ids"].size(0)
                 # Runs no hooks, unlike `backward`.
@@ -236,10 +249,14 @@ class PackedLoss:
                 for total, gradient in zip(sums, gradients, strict=True):
                     total.add_(gradient, alpha=1 / scale)
                 value += loss.detach()
-                logs.append(log)
+                metrics.append(described)
+            logs = []
+            for (rows, computed), values in zip(passes, read_metrics(metrics), strict=True):
+                n_tokens = sum(map(len, tokens.select(rows).completions))
+                logs.append(MicroBatchLog(len(rows), n_tokens, computed, values))
             return value, sums, logs
 
-        return self._scorer.within_memory(run, rows, batch)
+        return self._scorer.within_memory(run, rows, tokens)
 
     def of_gradients(
         self, model: torch.nn.Module, value: torch.Tensor, gradients: list[torch.Tensor]
@@ -263,16 +280,26 @@ class PackedLoss:
         return prepared
 
     def _forward(
-        self, model: torch.nn.Module, batch: Batch, computed: int, log_sampler_kl: bool
-    ) -> tuple[torch.Tensor, MicroBatchLog]:
-        scores = self._scorer.score(model, batch, compute_entropy=True)
+        self, model: torch.nn.Module, batch: Batch, tokens: Tokens, log_sampler_kl: bool
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        scores = self._scorer.score(model, batch, compute_entropy=True, tokens=tokens)
         loss, metrics = self._compute_loss(model, batch, scores)
-        ratios_T = _ratios_to_old_policy(scores[0].detach(), batch)
-        metrics |= _describe_ratios(ratios_T)
-        if log_sampler_kl:
-            metrics["sampling/kl"] = -ratios_T.log().mean().item()
-        rows, tokens = len(batch["completion_ids"]), int(batch["completion_mask"].sum())
-        return loss, MicroBatchLog(rows, tokens, computed, metrics)
+        described = _compare_to_old_policy(scores[0].detach(), batch)
+        if not log_sampler_kl:
+            del described["sampling/kl"]
+        return loss, metrics | described
+
+
+def read_metrics(metrics: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, float]]:
+    """Copy the metrics of all micro-batches from the device, which the host waits for once.
+
+    Args:
+        metrics: by name, the same names for every micro-batch.
+    """
+    if not metrics:
+        return []
+    values = torch.stack([torch.stack(list(one.values())) for one in metrics]).tolist()
+    return [dict(zip(one, row, strict=True)) for one, row in zip(metrics, values, strict=True)]
 
 
 def rows_with_gradient(advantages_B: torch.Tensor, beta: float) -> list[int]:
@@ -284,8 +311,7 @@ def rows_with_gradient(advantages_B: torch.Tensor, beta: float) -> list[int]:
     """
     if beta != 0.0:
         return list(range(advantages_B.size(0)))
-    rows: list[int] = advantages_B.nonzero(as_tuple=True)[0].tolist()
-    return rows
+    return [row for row, advantage in enumerate(advantages_B.tolist()) if advantage != 0.0]
 
 
 def metrics_of_one_batch(logs: Sequence[MicroBatchLog]) -> dict[str, float]:
@@ -334,17 +360,17 @@ def _trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def _ratios_to_old_policy(log_probs_BT: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Compute the new over the old probability of every completion token, in one row."""
-    mask_BT = batch["completion_mask"].bool()
+def _compare_to_old_policy(log_probs_BT: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+    """Describe the new over the old probability of every completion token."""
+    hidden_BT = ~batch["completion_mask"].bool()
     old_BT: torch.Tensor | None = batch.get("old_per_token_logps")
     if old_BT is None:  # the policy that sampled is the one that is trained: 1 by definition
-        return torch.ones_like(mask_BT, dtype=torch.float32)[mask_BT]
-    return (log_probs_BT - old_BT).exp()[mask_BT]
-
-
-def _describe_ratios(ratios_T: torch.Tensor) -> dict[str, float]:
-    if not len(ratios_T):  # all of them masked as truncated
-        ratios_T = ratios_T.new_tensor([math.nan])
-    extremes = {"ratio/min": ratios_T.amin().item(), "ratio/max": ratios_T.amax().item()}
-    return {"ratio/mean": ratios_T.mean().item(), **extremes}
+        old_BT = log_probs_BT
+    logs_BT = (log_probs_BT - old_BT).float().masked_fill(hidden_BT, 0.0)
+    ratios_BT, n_tokens = logs_BT.exp(), batch["completion_mask"].sum()
+    return {
+        "ratio/mean": ratios_BT.masked_fill(hidden_BT, 0.0).sum() / n_tokens,
+        "ratio/min": ratios_BT.masked_fill(hidden_BT, torch.inf).amin(),
+        "ratio/max": ratios_BT.masked_fill(hidden_BT, -torch.inf).amax(),
+        "sampling/kl": -logs_BT.sum() / n_tokens,
+    }

@@ -6,6 +6,7 @@ Every tensor whose first dimension is the rows belongs to them; prompt tensors a
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import torch
@@ -83,9 +84,40 @@ def rows_of_sequences(
 
 def row_lengths(inputs: Batch) -> list[tuple[int, int]]:
     """Count the (prompt, completion) tokens of every row, without padding."""
-    prompt_T = inputs["prompt_mask"].sum(dim=1).tolist()
-    completion_T = inputs["completion_mask"].sum(dim=1).tolist()
+    masks = inputs["prompt_mask"], inputs["completion_mask"]
+    prompt_T, completion_T = torch.stack([mask.sum(dim=1) for mask in masks]).tolist()
     return list(zip(prompt_T, completion_T, strict=True))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids of rows in main memory, without padding.
+
+    Attributes:
+        prompts: of each row.
+        completions: of each row, without what is masked.
+    """
+
+    prompts: list[tuple[int, ...]]
+    completions: list[list[int]]
+
+    @classmethod
+    def of(cls, batch: Batch) -> "Tokens":
+        """Copy the tokens of a batch; the host waits for the device once."""
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        widths = [batch[name].size(1) for name in names]
+        copied = torch.cat([batch[name] for name in names], dim=1).cpu()
+        prompt_ids, prompt_mask, completion_ids, completion_mask = (
+            part.tolist() for part in torch.split(copied, widths, dim=1)
+        )
+        return cls(
+            [tuple(compress(*row)) for row in zip(prompt_ids, prompt_mask, strict=True)],
+            [list(compress(*row)) for row in zip(completion_ids, completion_mask, strict=True)],
+        )
+
+    def select(self, rows: Sequence[int]) -> "Tokens":
+        """Select rows."""
+        return Tokens([self.prompts[row] for row in rows], [self.completions[row] for row in rows])
 
 
 @dataclass(frozen=True)
@@ -106,13 +138,13 @@ class Rows:
     root_T: int = 0
 
     @classmethod
-    def of(cls, batch: Batch, share_prompts: bool) -> "Rows":
-        """Read the rows of a batch."""
-        prompts = prompts_of(batch)
+    def of(cls, tokens: Tokens, share_prompts: bool) -> "Rows":
+        """Count the tokens of rows."""
+        prompts = tokens.prompts
         return cls(
             prompts if share_prompts else list(range(len(prompts))),
             list(map(len, prompts)),
-            batch["completion_mask"].sum(dim=1).tolist(),
+            list(map(len, tokens.completions)),
             shared_beginning(prompts) if share_prompts else 0,
         )
 
@@ -172,25 +204,30 @@ class Rows:
         return best
 
 
-def prompts_of(batch: Batch) -> list[tuple[int, ...]]:
-    """Return the token ids of the prompt of every row, without padding."""
-    rows = zip(batch["prompt_ids"], batch["prompt_mask"].bool(), strict=True)
-    return [tuple(ids[mask].tolist()) for ids, mask in rows]
+def on_device(numbers: list[Any], device: torch.device) -> torch.Tensor:
+    """Copy numbers to the device, without waiting for it."""
+    return torch.tensor(numbers).to(device, non_blocking=True)
 
 
-def select_and_trim(inputs: Batch, rows: list[int]) -> Batch:
+def select_and_trim(inputs: Batch, rows: list[int], tokens: Tokens | None = None) -> Batch:
     """Take these rows of the batch and cut the padding that none of them needs.
 
     Exact for rotary positions, which depend on distances only; learned absolute positions are not
     supported by the trainer.
+
+    Args:
+        inputs: the batch.
+        rows: to take.
+        tokens: of the batch, if they have been copied already.
     """
-    prompt_T = int(inputs["prompt_mask"][rows].sum(dim=1).max())
-    completion_T = int(inputs["completion_mask"][rows].sum(dim=1).max())
+    tokens = (tokens or Tokens.of(inputs)).select(rows)
+    prompt_T, completion_T = max(map(len, tokens.prompts)), max(map(len, tokens.completions))
+    places = on_device(rows, inputs["completion_ids"].device)
     selected = dict(inputs)
     for name, value in inputs.items():
         if not _is_of_rows(value, inputs):
             continue
-        value = value[rows]
+        value = value[places]
         if _is_of_prompts(name):
             value = value[:, value.size(1) - prompt_T :]
         elif _is_per_completion_token(value, inputs):

@@ -24,7 +24,7 @@ from sologrpo.sampling.decoding import Model, Request, Sampled, can_generate_fas
 from sologrpo.sampling.sampler import TEST_ROWS, Sampler, Score, check_vllm
 from sologrpo.sampling.stopping import StopStrings
 from sologrpo.training.advantages import GroupRewards
-from sologrpo.training.packing import Batch, select_and_trim
+from sologrpo.training.packing import Batch, Tokens, select_and_trim
 from sologrpo.training.progress import StepMeter
 from sologrpo.training.trl_patches import generate_replaced
 
@@ -150,8 +150,7 @@ class Rollout:
     def mask_cut_off(self, batch: Batch, end_ids: Sequence[int]) -> torch.Tensor:
         """Return the (B, T) mask of the completions with those masked that are cut off."""
         mask_BT: torch.Tensor = batch["completion_mask"]
-        rows = zip(batch["completion_ids"], mask_BT.bool(), strict=True)
-        kept = [not self.is_cut_off(ids[mask].tolist(), end_ids) for ids, mask in rows]
+        kept = [not self.is_cut_off(ids, end_ids) for ids in Tokens.of(batch).completions]
         return mask_BT * mask_BT.new_tensor(kept)[:, None]
 
     def correct_for_sampler(self, batch: Batch) -> None:

@@ -9,8 +9,8 @@ sequence without padding, so that everything but attention needs no change at al
 A completion begins with its own copy of the last prompt token, from which its first token is
 predicted, and leaves out its last, which predicts nothing: so it has as many places as tokens.
 
-Shapes: B rows, T tokens, N places of the sequence, H heads of keys and values, Q heads of queries
-for each of them, D width of a head.
+Shapes: B rows, T tokens, N places of the sequence, K of them with a token to predict, H heads of
+keys and values, Q heads of queries for each of them, D width of a head.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from transformers.integrations.flex_attention import flex_attention_forward
 
 from sologrpo.model.attention import along
 from sologrpo.sampling.shared_cache import shared_beginning
-from sologrpo.training.packing import Batch, prompts_of
+from sologrpo.training.packing import Batch, Tokens, on_device
 
 # Of fewer keys, the kernel's backward pass takes longer in bf16 than in fp32.
 MANY_KEYS = 256
@@ -53,20 +53,22 @@ class TokenTree:
     Attributes:
         input_ids: (1, N).
         position_ids: (1, N) as if each completion followed its prompt alone.
-        next_ids: (1, N) the token to predict at each place, -100 where there is none.
+        places: (K,) the places with a token to predict.
+        next_ids: (1, K) that token.
+        targets: (K,) its index in (B, T), flattened.
         root: places of the root.
         branches: in the order of their places; they begin after the root.
-        targets: for each place with a token to predict, its index in (B, T), flattened.
         shape: (B, T) of the completions.
         is_shared: prompts are shared; otherwise each row stands for itself.
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
+    places: torch.Tensor
     next_ids: torch.Tensor
+    targets: torch.Tensor
     root: int
     branches: list[Branch]
-    targets: torch.Tensor
     shape: torch.Size
     is_shared: bool
 
@@ -79,52 +81,58 @@ class TokenTree:
         return along(self) if self.is_shared else {}
 
     @classmethod
-    def of(cls, batch: Batch, share_prompts: bool = True) -> "TokenTree":
+    def of(
+        cls, batch: Batch, share_prompts: bool = True, tokens: Tokens | None = None
+    ) -> "TokenTree":
         """Lay out the rows of a batch; those whose completion is masked get no place.
 
         Args:
             batch: (B, T) ids and masks of prompts, padded on the left, and of completions.
             share_prompts: have one branch for all completions of a prompt, and a root. Without it,
                 the sequence is what transformers takes for packed rows.
+            tokens: of the batch, if they have been copied already.
         """
-        lengths: list[int] = batch["completion_mask"].sum(dim=1).tolist()
-        completions, prompts = batch["completion_ids"].tolist(), prompts_of(batch)
+        tokens = tokens or Tokens.of(batch)
+        prompts, completions = tokens.prompts, tokens.completions
+        shape = batch["completion_ids"].shape
         rows_of: dict[Any, list[int]] = {}
-        for row, length in enumerate(lengths):
-            if length:
+        for row, completion in enumerate(completions):
+            if completion:
                 rows_of.setdefault(prompts[row] if share_prompts else row, []).append(row)
         groups = list(rows_of.values())
         root = shared_beginning([prompts[rows[0]] for rows in groups]) if share_prompts else 0
         ids, positions = list(prompts[groups[0][0]][:root]), list(range(root))
-        labels, branches = [-100] * root, []
+        places: list[int] = []
+        next_ids: list[int] = []
         targets: list[int] = []
+        branches = []
         for rows in groups:
             prompt, start = prompts[rows[0]], len(ids)
             last = len(prompt) - 1
             ids += prompt[root:last]
             positions += range(root, last)
-            labels += [-100] * (last - root)
             stem_end, ends = len(ids), []
             for row in rows:
-                completion = completions[row][: lengths[row]]
+                completion, first = completions[row], row * shape[1]
+                places += range(len(ids), len(ids) + len(completion))
                 ids += [prompt[last], *completion[:-1]]
                 positions += range(last, last + len(completion))
-                labels += completion
-                first = row * len(completions[row])
+                next_ids += completion
                 targets += range(first, first + len(completion))
                 ends.append(len(ids))
             branches.append(Branch(start, stem_end, ends))
         device = batch["completion_ids"].device
-        input_ids, position_ids, next_ids = torch.tensor([ids, positions, labels], device=device)
+        input_ids, position_ids = on_device([ids, positions], device)
+        where, what, whose = on_device([places, next_ids, targets], device)
         return cls(
-            input_ids[None], position_ids[None], next_ids[None], root, branches,
-            torch.tensor(targets, device=device), batch["completion_ids"].shape, share_prompts,
+            input_ids[None], position_ids[None], where, what[None], whose, root, branches, shape,
+            share_prompts,
         )  # fmt: skip
 
-    def rows(self, values_1N: torch.Tensor) -> torch.Tensor:
+    def rows(self, values_1K: torch.Tensor) -> torch.Tensor:
         """Bring values of the tokens to predict into (B, T); 0 where there is none."""
-        values = values_1N[self.next_ids != -100]
-        values_BT = values.new_zeros(self.shape.numel()).index_copy(0, self.targets, values)
+        values_K = values_1K[0]
+        values_BT = values_K.new_zeros(self.shape.numel()).index_copy(0, self.targets, values_K)
         return values_BT.view(self.shape)
 
     @cached_property
@@ -141,18 +149,20 @@ class TokenTree:
     @cached_property
     def block_mask(self) -> BlockMask:
         """Build FlexAttention's mask: it skips the blocks in which no place sees another."""
-        ids, size = self.input_ids, self.input_ids.size(1)
-        prompt_N, completion_N = ids.new_full([size], -1), ids.new_full([size], -1)
+        device, size = self.input_ids.device, self.input_ids.size(1)
+        prompts, completions = [-1] * size, [-1] * size
         for i, branch in enumerate(self.branches):
-            prompt_N[branch.start : branch.ends[-1]] = i
+            prompts[branch.start : branch.ends[-1]] = [i] * (branch.ends[-1] - branch.start)
             for k, places in enumerate(branch.completions):
-                completion_N[places] = k
+                completions[places] = [k] * (places.stop - places.start)
+        of_places = on_device([prompts, completions], device)
+        prompt_N, completion_N = of_places[0], of_places[1]
 
         def sees(batch: Any, head: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
             is_above = (completion_N[k] == -1) | (completion_N[k] == completion_N[q])
             return (q >= k) & ((k < self.root) | (prompt_N[k] == prompt_N[q]) & is_above)
 
-        return create_block_mask(sees, None, None, size, size, device=ids.device)
+        return create_block_mask(sees, None, None, size, size, device=device)
 
     def attend(
         self,

@@ -366,7 +366,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _loss_of_scores(
         self, model: torch.nn.Module, batch: Batch, scores: Scores
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         with loss_of(self, scores) as logged:
             loss: torch.Tensor = self._compute_loss(model, batch)
         return loss, {name: value for name, (value,) in logged.items()}

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_iter
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sologrpo.training import token_tree
-from sologrpo.training.packing import SMALLEST_BUDGET, Batch, Rows
+from sologrpo.training.packing import SMALLEST_BUDGET, Batch, Rows, Tokens
 from sologrpo.training.token_tree import TokenTree
 
 tokens = st.integers(3, 99)
@@ -70,7 +70,7 @@ def at_once(model: PreTrainedModel, batch: Batch, share_prompts: bool = True) ->
     output = model(
         input_ids=tree.input_ids, position_ids=tree.position_ids, use_cache=False, **tree.attention
     )
-    return tree.rows(log_probs_of(output.logits, tree.next_ids))
+    return tree.rows(log_probs_of(output.logits[:, tree.places], tree.next_ids))
 
 
 def gradients(model: PreTrainedModel, log_probs: torch.Tensor) -> torch.Tensor:
@@ -96,10 +96,10 @@ def test_log_probs_and_gradients_are_those_of_the_rows(
 @settings(deadline=None)
 @given(batch=batches())
 def test_each_token_comes_once(share_prompts: bool, batch: Batch) -> None:
-    tree, rows = TokenTree.of(batch, share_prompts), Rows.of(batch, share_prompts)
+    tree, rows = TokenTree.of(batch, share_prompts), Rows.of(Tokens.of(batch), share_prompts)
     every = list(range(len(batch["prompt_ids"])))
     assert tree.input_ids.size(1) == rows.tokens(every)
-    assert int((tree.next_ids != -100).sum()) == int(batch["completion_mask"].sum())
+    assert tree.next_ids.size(1) == len(tree.places) == int(batch["completion_mask"].sum())
     if share_prompts:
         beginnings = {tuple(p[: i + 1]) for p in rows.prompts for i in range(len(p) - 1)}
         assert rows.tokens(every) >= len(beginnings) + sum(rows.completion_T)
@@ -164,7 +164,7 @@ def test_a_part_that_is_left_out_would_be_found(model: PreTrainedModel) -> None:
 def test_packing_keeps_every_row_once_and_the_budget(
     batch: Batch, budget: int, share_prompts: bool
 ) -> None:
-    rows = Rows.of(batch, share_prompts)
+    rows = Rows.of(Tokens.of(batch), share_prompts)
     packed = list(rows.packed(range(len(rows.prompts)), budget))
     assert sorted(row for group in packed for row in group) == list(range(len(rows.prompts)))
     for group in packed:

@@ -1,6 +1,7 @@
 """The lines of TRL that the overrides and patches rely on, and that patches leave no trace."""
 
 import inspect
+import math
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,8 @@ RELIED_ON: dict[Any, tuple[str, ...]] = {
         "aux_loss = self._get_per_token_logps_and_entropies(",
         'totals = self.accelerator.reduce(torch.stack([local_sum, local_count]), reduction="sum")',
         "self.accelerator.gather(masked_seq_mean(",
+        "return (totals[0] / totals[1].clamp(min=1.0)).item()",
+        'self._metrics[mode]["clip_ratio/low_min"].append(nanmin(gathered_low_clip).item())',
     ),
     GRPOTrainer._calculate_rewards: ("return rewards_per_func",),
     GRPOTrainer._generate_and_score_completions: (
@@ -83,6 +86,8 @@ RELIED_ON: dict[Any, tuple[str, ...]] = {
     ),
     GRPOTrainer.log: ('mode = "train" if self.model.training else "eval"',),
     trl_utils: (
+        "backbone_outputs = getattr(self, backbone_attr)(*args, **kwargs)",
+        "labels = shift_labels",
         "compact = _use_triton(hidden_states.device)",
         "temperature,\n                _CHUNKED_LOGPROB_CHUNK_SIZE,",
     ),
@@ -125,6 +130,23 @@ def test_the_lm_head_is_compact_within_only() -> None:
     assert [getattr(trl_utils, name) for name in names] == shipped
 
 
+def test_the_lm_head_sees_the_given_places_within_only() -> None:
+    backbone = torch.nn.Identity()
+    output = SimpleNamespace(last_hidden_state=torch.arange(6.0).reshape(1, 3, 2))
+    with trl_patches.lm_head_at(SimpleNamespace(base_model=backbone), torch.tensor([2, 0])):
+        assert not trl_utils._use_triton(torch.device("cuda"))
+        assert backbone(output).last_hidden_state.tolist() == [[[4.0, 5.0], [0.0, 1.0]]]
+    assert not backbone._forward_hooks
+
+
+@pytest.mark.parametrize("values", [[1.0, math.nan, -2.0], [math.nan, math.nan], [3.0, math.inf]])
+def test_extremes_are_those_of_trl(values: list[float]) -> None:
+    for name in ("nanmin", "nanmax"):
+        expected = getattr(trl_utils, name)(torch.tensor(values))
+        found = getattr(trl_patches, name)(torch.tensor(values))
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
 def test_the_loss_takes_given_scores_and_keeps_its_metrics_to_itself() -> None:
     scores = (torch.zeros(1, 2), None, None)
     accelerator = SimpleNamespace()
@@ -133,6 +155,8 @@ def test_the_loss_takes_given_scores_and_keeps_its_metrics_to_itself() -> None:
         assert trainer._get_per_token_logps_and_entropies(None, compute_entropy=True) is scores
         assert accelerator.reduce(3, reduction="sum") == accelerator.gather(3) == 3
         trainer._metrics["train"]["entropy"].append(0.5)
+        assert isinstance(torch.ones(()).item(), torch.Tensor)
+    assert isinstance(torch.ones(()).item(), float)
     assert logged == {"entropy": [0.5]}
     assert trainer._metrics == {"train": {"reward": [1.0]}}
     assert set(vars(trainer)) == {"accelerator", "_metrics"}
