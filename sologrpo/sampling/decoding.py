@@ -112,13 +112,14 @@ class Request:
         """Mask (B, T) completions: ones up to the end token, or the one that ends a stop string."""
         end_ids = torch.as_tensor(self.config.eos_token_id, device=completion_ids.device)
         is_end = torch.isin(completion_ids, end_ids)
-        lengths = completion_ids.size(1) - (is_end.cumsum(dim=1) - is_end.int() > 0).sum(dim=1)
-        for row, ids in enumerate(completion_ids.tolist()):
-            stop = self.stops.length(ids[: int(lengths[row])])
-            if stop is not None:
-                lengths[row] = stop
-        positions = torch.arange(completion_ids.size(1), device=completion_ids.device)
-        return (positions < lengths[:, None]).long()
+        is_after = is_end.cumsum(dim=1) - is_end.int() > 0
+        mask = (~is_after).long()
+        if not self.stops.strings:
+            return mask
+        rows = zip(completion_ids.tolist(), mask.sum(dim=1).tolist(), strict=True)
+        lengths = [self.stops.length(ids[:length]) or length for ids, length in rows]
+        positions = torch.arange(completion_ids.size(1))
+        return (positions < torch.tensor(lengths)[:, None]).long().to(mask.device)
 
 
 @dataclass(frozen=True)

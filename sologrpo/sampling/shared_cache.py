@@ -118,8 +118,10 @@ class SharedCache:
                 self._completions[i] = layer.widened(more)
             self.room += more
             self._places = torch.arange(self.room, device=self._device)
+            self._is_empty = torch.empty_like(self._places, dtype=torch.bool)
         self._length += 1
         self._place += 1
+        torch.gt(self._places, self._place, out=self._is_empty)
 
     def keep(self, rows: torch.Tensor) -> None:
         """Drop all rows but these, and the prompts that have none left.
@@ -157,7 +159,7 @@ class SharedCache:
         stem_scores = self._of_prompt.multiply(q, stem.keys.mT, hidden=self._is_padding)
         own_scores = q @ own.keys.mT
         if self._keeps_shapes:
-            own_scores.masked_fill_(self._places > self._place, -torch.inf)
+            own_scores.masked_fill_(self._is_empty, -torch.inf)
         scores = [stem_scores, own_scores]
         if root is not None:
             scores.append(self._all.multiply(q, root.keys.mT))
