@@ -336,6 +336,36 @@ def test_the_gradient_is_that_of_the_cpu(
         assert (one - other.cpu()).norm() <= 1e-5 * one.norm()
 
 
+def no_compiler(*args: Any) -> tuple[torch.Tensor, None]:
+    raise NotImplementedError("no Triton for this card\nat all")
+
+
+def wrong_attention(module: Any, query: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, None]:
+    return -20 * query.transpose(1, 2), None
+
+
+@pytest.mark.parametrize(
+    ("flex", "problem"),
+    [(no_compiler, "no Triton for this card"), (wrong_attention, "nats per token off")],
+)
+def test_where_attention_along_a_tree_fails_no_prompt_is_shared(
+    flex: Any, problem: str, card: Card, tiny_llama: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(token_tree, "flex_attention_forward", flex)
+    training = Training(SoloGRPOTrainer, tiny_llama, tmp_path)
+    batch = batch_of(3, 12)
+    expected = training.gradients(batch)
+    training = Training(SoloGRPOTrainer, tiny_llama, tmp_path)
+    card.move(training.trainer.model)
+    for one, other in zip(expected, training.gradients(card.move(batch)), strict=True):
+        assert (one - other.cpu()).norm() <= 1e-5 * one.norm()
+    (line,) = [r.getMessage() for r in caplog.records if "prompts are not" in r.getMessage()]
+    assert line.startswith("prompts are not shared in training: FlexAttention: ")
+    assert problem in line
+    assert "\n" not in line
+
+
 @pytest.mark.parametrize(("beta", "n"), [(0.05, 4), (0.0, 5)])
 def test_the_host_waits_as_often_in_every_optimizer_step(
     beta: float, n: int, card: Card, tiny_llama: Path, tmp_path: Path,

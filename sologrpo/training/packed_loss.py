@@ -7,6 +7,7 @@ tokens, without padding and with each token once (`token_tree`).
 Shapes: B rows of a batch, N sequences, T tokens.
 """
 
+import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,14 +19,23 @@ import torch
 from accelerate import Accelerator
 
 from sologrpo.config.arguments import SoloGRPOConfig
+from sologrpo.errors import first_line
 from sologrpo.model.attention import SDPA, follows_trees
-from sologrpo.model.memory import TokenBudget, TokenBytes, activation_bytes, bytes_for_tensors
+from sologrpo.model.memory import (
+    TokenBudget,
+    TokenBytes,
+    activation_bytes,
+    bytes_for_tensors,
+    is_out_of_memory,
+)
 from sologrpo.model.merging import working_dtype
 from sologrpo.sampling.decoding import Model, has_plain_cache
-from sologrpo.sampling.sampler import FREE_SHARE
+from sologrpo.sampling.sampler import FREE_SHARE, MAX_GAP
 from sologrpo.training.packing import Batch, Rows, Tokens, on_device, select_and_trim
 from sologrpo.training.token_tree import TokenTree
 from sologrpo.training.trl_patches import Scores, lm_head_at, replaced
+
+logger = logging.getLogger(__name__)
 
 # Loss types of `_compute_loss` (grpo_trainer.py:3175-3210) that are sums over rows, by how they
 # are normalised: over the tokens of the whole generation batch, or over the rows of the call.
@@ -63,7 +73,34 @@ class PackedScorer:
         """Other attention knows no tree, and a layer that sees a window would need its own."""
         config = self._model.config.get_text_config()
         is_plain = config._attn_implementation == SDPA and has_plain_cache(config)
-        return self._args.share_prompts and is_plain and follows_trees(self._model)
+        if not (self._args.share_prompts and is_plain and follows_trees(self._model)):
+            return False
+        return self._model.device.type == "cpu" or self._can_share_prompts()
+
+    def _can_share_prompts(self) -> bool:
+        """Try attention along a tree, which is compiled for the GPU, against that of each row."""
+        device = self._model.device
+        batch = _trial_batch(self._model.config.get_text_config().vocab_size, device)
+        try:
+            with torch.enable_grad(), torch.random.fork_rng([device]):  # dropout draws numbers
+                shared, separate = (
+                    self._try(TokenTree.of(batch, share)) for share in (True, False)
+                )
+            gap = (shared - separate).abs().mean().item()
+            problem = "" if gap <= MAX_GAP else f"log-probs are {gap:.2g} nats per token off"
+        except Exception as error:  # a compiler's, of any type
+            if is_out_of_memory(error):
+                raise
+            problem = first_line(error)
+        if problem:
+            logger.warning("prompts are not shared in training: FlexAttention: %s", problem)
+        return not problem
+
+    def _try(self, tree: TokenTree) -> torch.Tensor:
+        """Return the log-probs of a pass, once its backward pass is computed too."""
+        log_probs: torch.Tensor = self._score(self._model, tree).log_probs
+        torch.autograd.grad(log_probs.sum(), _trainable(self._model), materialize_grads=True)
+        return log_probs.detach()
 
     def fit_to_memory(self) -> None:
         """Bound a pass by the memory that is free now, if the settings leave that open."""
@@ -101,17 +138,20 @@ class PackedScorer:
             (B, T) log-probs, (B, T) entropies or None, and None for the auxiliary loss.
         """
         tree = TokenTree.of(batch, self._shares_prompts, tokens)
+        output = self._score(model, tree)
+        entropies = tree.rows(output.entropy) if compute_entropy else None
+        return tree.rows(output.log_probs), entropies, None
+
+    def _score(self, model: torch.nn.Module, tree: TokenTree) -> Any:
         inner = self._accelerator.unwrap_model(model)
         with lm_head_at(inner, tree.places), self._accelerator.autocast():
-            output = model(
+            return model(
                 input_ids=tree.input_ids,
                 position_ids=tree.position_ids,
                 shift_labels=tree.next_ids,
                 fused_lm_head=True,
                 **tree.attention,
             )
-        entropies = tree.rows(output.entropy) if compute_entropy else None
-        return tree.rows(output.log_probs), entropies, None
 
     def log_probs(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Return (B, T) log-probs of the completion tokens, computed in packed passes.
@@ -354,6 +394,17 @@ class _GivenGradients(torch.autograd.Function):
     def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, None  # autograd takes them without a copy
         return None, None, *(gradient.mul_(scale) for gradient in gradients)
+
+
+def _trial_batch(vocabulary: int, device: torch.device) -> Batch:
+    """Build two completions of 40 tokens of each of two prompts of 100."""
+    prompts = torch.arange(100).repeat(4, 1)
+    prompts[2:, 10:] += 1  # the first ten are the same
+    completions = torch.arange(4 * 40).view(4, 40)
+    ids = {"prompt_ids": prompts, "completion_ids": completions}
+    batch = {name: (7 * rows % vocabulary).to(device) for name, rows in ids.items()}
+    masks = {"prompt_mask": prompts, "completion_mask": completions}
+    return batch | {name: torch.ones_like(rows).to(device) for name, rows in masks.items()}
 
 
 def _trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
