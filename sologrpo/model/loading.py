@@ -9,6 +9,7 @@ from typing import Any
 
 import bitsandbytes as bnb
 import torch
+from peft.tuners.lora import LoraLayer
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -246,6 +247,30 @@ def keep_trainable_in_fp32(model: torch.nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+
+
+def skip_undone_casts(model: torch.nn.Module) -> None:
+    """Hand a LoRA layer its input as it is, where autocast undoes PEFT's cast of it.
+
+    PEFT (0.21.2, tuners/lora/layer.py:1100) casts the input to the adapter's fp32, and autocast
+    casts it back for the product. Both are exact, so the numbers are the same, but each layer then
+    keeps its own copy for the backward pass. Without the cast, layers with the same input share it.
+
+    Adapters with dropout are left alone, which in half precision draws other numbers, and so are
+    variants such as DoRA, which compute more in the dtype of the input.
+    """
+    for module in model.modules():
+        if not isinstance(module, LoraLayer) or module.lora_variant:
+            continue
+        if all(isinstance(dropout, torch.nn.Identity) for dropout in module.lora_dropout.values()):
+            module._cast_input_dtype = _cast_unless_undone
+
+
+def _cast_unless_undone(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    device = x.device.type
+    if torch.is_autocast_enabled(device) and x.dtype == torch.get_autocast_dtype(device):
+        return x
+    return x.to(dtype)
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:

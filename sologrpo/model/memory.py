@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
-# A process on a CPU takes up to this many times the size of its tensors (docs/memory.md): glibc
-# keeps freed memory, and fragmentation adds to it.
+# A process on a CPU takes about this many times the size of its tensors, 1.6 to 3.2 times where it
+# was measured (docs/memory.md): glibc keeps freed memory, and fragmentation adds to it.
 CPU_PROCESS = 2.5
 
 # What memory of the device runs out in besides torch's allocator and cuDNN: cuBLAS (its handle and
@@ -29,9 +29,9 @@ _OTHER_LACK = re.compile(
     "|Error out of memory at line|cudaErrorMemoryAllocation"
 )
 
-# Tokens for which activations are counted: few, so that attention scores, which the kernels used in
-# training do not keep, are negligible.
-PROBE_TOKENS = 8
+# Activations are counted for this many tokens and twice as many: few, so that attention scores,
+# which the kernels used in training do not keep, are negligible.
+PROBE_TOKENS = 2
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -66,9 +66,28 @@ def bytes_for_tensors(device: torch.device, free: int | None = None) -> int:
 def activation_bytes(model: PreTrainedModel | PeftModel) -> int:
     """Measure what all layers together keep of a token for the backward pass, in bytes.
 
+    What does not grow with the tokens, such as autocast's copies of weights, is left out.
+
     Args:
         model: with weights, or on the meta device.
     """
+    was_training = model.training
+    model.eval()  # while training, checkpointing would keep less
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.train()  # it keeps its mask, and what follows keeps its output
+    devices = [model.device] if model.device.type == "cuda" else []
+    try:
+        # Dropout draws numbers.
+        with torch.random.fork_rng(devices), _reference_attention_in_half():
+            more, fewer = (_kept_bytes(model, n * PROBE_TOKENS) for n in (2, 1))
+    finally:
+        model.train(was_training)
+    return (more - fewer) // PROBE_TOKENS
+
+
+def _kept_bytes(model: PreTrainedModel | PeftModel, tokens: int) -> int:
+    """Measure what all layers keep of a pass over this many tokens."""
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -78,17 +97,24 @@ def activation_bytes(model: PreTrainedModel | PeftModel) -> int:
             kept[storage._cdata] = storage
         return tensor
 
-    ids = torch.zeros(1, PROBE_TOKENS, dtype=torch.long, device=model.device)
-    mask = torch.ones(1, 1, PROBE_TOKENS, PROBE_TOKENS, dtype=torch.bool, device=model.device)
+    ids = torch.zeros(1, tokens, dtype=torch.long, device=model.device)
+    mask = torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device=model.device)
     inner = model.get_base_model() if isinstance(model, PeftModel) else model
-    was_training = model.training
-    model.eval()  # while training, checkpointing would keep less
+    with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor):
+        inner.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@contextmanager
+def _reference_attention_in_half() -> Iterator[None]:
+    """Let attention on the meta device keep what it is given, as kernels do, not fp32 copies."""
+    backends = torch.backends.cuda  # the flag is that of every device
+    before = backends.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
+    backends.allow_fp16_bf16_reduction_math_sdp(True)
     try:
-        with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor):
-            inner.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
+        yield
     finally:
-        model.train(was_training)
-    return sum(storage.nbytes() for storage in kept.values()) // PROBE_TOKENS
+        backends.allow_fp16_bf16_reduction_math_sdp(before)
 
 
 @dataclass(frozen=True)

@@ -65,16 +65,23 @@ class MemoryPlan:
         """Bytes that the run cannot do without; sampling adapts to what is left."""
         return self.held + self.training
 
-    def peak(self, free: int) -> int:
-        """Return the highest use of memory in a step, in bytes.
+    def sampling(self, free: int) -> tuple[int, int]:
+        """Return the bytes of the merged copy and of the cache that sampling takes.
 
         Args:
             free: bytes before the run.
         """
         left = max(0, free - self.held)
         merged = self.merged if self.merged <= FREE_SHARE * left else 0
-        cache = min(self.cache, int(FREE_SHARE * (left - merged)))
-        return max(self.held + merged + cache, self.needed)
+        return merged, min(self.cache, int(FREE_SHARE * (left - merged)))
+
+    def peak(self, free: int) -> int:
+        """Return the highest use of memory in a step, in bytes.
+
+        Args:
+            free: bytes before the run.
+        """
+        return max(self.held + sum(self.sampling(free)), self.needed)
 
 
 def plan_memory(

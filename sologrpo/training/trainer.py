@@ -30,7 +30,7 @@ from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.data.dataset import can_be_graded, stop_strings
 from sologrpo.errors import InputError
 from sologrpo.evaluation.evaluate import evaluate_greedily
-from sologrpo.model.loading import keep_trainable_in_fp32
+from sologrpo.model.loading import keep_trainable_in_fp32, skip_undone_casts
 from sologrpo.model.merging import working_dtype
 from sologrpo.sampling.stopping import StopStrings
 from sologrpo.training.advantages import GroupRewards, find_outcome
@@ -136,6 +136,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.meter = StepMeter(self._metrics["train"])
         self.add_callback(self.meter)
         keep_trainable_in_fp32(self.model)
+        skip_undone_casts(self.model)
         self._outcome = find_outcome(self.reward_func_names, config.outcome_reward)
         self._scorer = PackedScorer(
             config, self.accelerator.unwrap_model(self.model), self.accelerator

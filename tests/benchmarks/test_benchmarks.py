@@ -534,7 +534,20 @@ def test_harness_says_what_is_missing(capsys, tmp_path):
     assert "error: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_memory_plan_is_what_a_step_takes(checkpointing):
-    _, plan, tensors = memory.one_step("tiny", checkpointing)
+def test_the_memory_plan_is_what_a_step_takes(checkpointing, dtype):
+    _, plan, tensors = memory.one_step("tiny", checkpointing, dtype)
     assert plan.peak(free=2**40) == pytest.approx(tensors, rel=0.15)
+
+
+def test_the_memory_guide_shows_the_committed_results():
+    text = memory.GUIDE.read_text(encoding="utf-8")
+    assert text == memory.with_tables(text), "run: python benchmarks/memory.py --tables"
+
+
+def test_measured_steps_are_as_planned():
+    rows = json.loads(memory.RESULTS.read_text(encoding="utf-8"))
+    measured = [(row["shape"], row["checkpointing"], row["dtype"]) for row in rows]
+    assert measured == memory.CASES
+    assert all(row["planned"] == pytest.approx(row["tensors"], rel=0.1) for row in rows)

@@ -8,6 +8,8 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from trl import ModelConfig
 
@@ -20,9 +22,10 @@ from sologrpo.model.loading import (
     load_base_model,
     load_tokenizer,
     pick_dtype,
+    skip_undone_casts,
 )
 from sologrpo.training.trainer import SoloGRPOTrainer
-from tiny import SIZES, VOCABULARY, rows
+from tiny import SIZES, VOCABULARY, rows, with_adapter
 
 LORA = {"r": 8, "lora_alpha": 32, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 
@@ -185,6 +188,84 @@ def test_only_trainable_parameters_become_fp32() -> None:
     keep_trainable_in_fp32(model)
     assert model[0].weight.dtype == torch.bfloat16
     assert model[1].weight.dtype == torch.float32
+
+
+def pass_with(
+    path: Path, skips: bool, dtype: str = "bfloat16", autocast: bool = True, nf4: bool = False,
+    checkpointing: bool = False, **lora: Any,
+) -> tuple[int, list[torch.Tensor]]:  # fmt: skip
+    """Take a forward and a backward pass; return the bytes kept in between, and the gradients."""
+    policy = with_adapter(path, dtype, nf4, **lora).train()
+    keep_trainable_in_fp32(policy)
+    if skips:
+        skip_undone_casts(policy)
+    if checkpointing:
+        policy.gradient_checkpointing_enable()
+        policy.enable_input_require_grads()
+    weights = {p.untyped_storage().data_ptr() for p in policy.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    ids = torch.arange(4 * 96).reshape(4, 96)
+    torch.manual_seed(0)
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+        saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
+        hidden = policy.get_base_model().base_model(input_ids=ids).last_hidden_state
+    hidden.float().square().sum().backward()
+    n_bytes = sum(storage.nbytes() for storage in kept.values())
+    return n_bytes, [p.grad for p in policy.parameters() if p.requires_grad]
+
+
+def all_equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) and a.any() for a, b in zip(some, others, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    # In an fp32 model, autocast makes few inputs of layers half-precision.
+    [({}, 0.9), ({"nf4": True}, 0.9), ({"dtype": "float32"}, 0.97)],
+)
+def test_without_the_casts_that_autocast_undoes_less_is_kept(
+    tiny_llama: Path, changes: dict[str, Any], share: float
+) -> None:
+    cast_bytes, cast = pass_with(tiny_llama, skips=False, **changes)
+    kept_bytes, kept = pass_with(tiny_llama, skips=True, **changes)
+    assert all_equal(kept, cast)
+    assert kept_bytes < share * cast_bytes
+    # Checkpointing computes the layers again in the backward pass.
+    assert all_equal(pass_with(tiny_llama, skips=True, checkpointing=True, **changes)[1], cast)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"autocast": False},
+        {"autocast": False, "dtype": "float32"},
+        {"lora_dropout": 0.1},
+        {"use_dora": True},
+    ],
+)
+def test_other_casts_stay(tiny_llama: Path, changes: dict[str, Any]) -> None:
+    cast_bytes, cast = pass_with(tiny_llama, skips=False, **changes)
+    kept_bytes, kept = pass_with(tiny_llama, skips=True, **changes)
+    assert all_equal(kept, cast)
+    assert kept_bytes == cast_bytes
+
+
+def test_the_trainer_skips_casts_that_autocast_undoes(tiny_llama: Path, tmp_path: Path) -> None:
+    model = nf4_trainer(tiny_llama, tmp_path, learning_rate=0.0).model
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    x = torch.ones(1, 64, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layers
+        assert all(layer._cast_input_dtype(x, torch.float32) is x for layer in layers)
 
 
 @pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen"])
