@@ -190,9 +190,10 @@ class Sampler:
         with self._weights_of(engine, model):
             request = request.rows(slice(0, self._next_batch(model, request)[0]))
             request = request.limited(TEST_TOKENS)
-            generate_fast(model, request.limited(WARM_UP_TOKENS), with_log_probs=True)
+            self._generate(model, request.limited(WARM_UP_TOKENS), with_log_probs=True)
             start = time.perf_counter()
-            sampled = generate_fast(model, request, with_log_probs=True)
+            sampled = self._generate(model, request, with_log_probs=True)
+            sampled.completion_ids.cpu()  # waits for a GPU
             seconds = time.perf_counter() - start
         gap = self._gap_to_trainer(request, sampled)
         if not gap <= MAX_GAP:
@@ -242,9 +243,18 @@ class Sampler:
             rows, tokens = self._next_batch(model, rest)
             batch = rest.rows(slice(0, rows))
             with self._budget.halved_if_out_of_memory(tokens, rows):
-                parts.append(generate_fast(model, batch, with_log_probs=not self.is_exact))
+                parts.append(self._generate(model, batch, with_log_probs=not self.is_exact))
                 start += rows
         return _joined(parts, int(request.config.pad_token_id))
+
+    def _generate(self, model: Model, request: Request, with_log_probs: bool) -> Sampled:
+        """Sample one batch, for which the adapter is cast to half precision once.
+
+        The autocast in the model's forward pass would cast it again for every token.
+        """
+        half = self._half
+        with nullcontext() if half is None else torch.autocast(model.device.type, half):
+            return generate_fast(model, request, with_log_probs)
 
     def _next_batch(self, model: Model, request: Request) -> tuple[int, int]:
         """Choose the rows of the next batch, and count the tokens that its cache holds."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 
 from sologrpo.errors import InputError, RunError
@@ -281,6 +282,26 @@ def sample(model: Any, asked: Request, seed: int = 0, **settings: Any) -> Sample
     torch.manual_seed(seed)
     with sampler.weights(model):
         return sampler.sample(model, asked)
+
+
+def test_the_adapter_is_cast_once_per_batch(tiny_llama: Path) -> None:
+    """Not for every token, as the forward pass would do that accelerate has wrapped."""
+    model = with_adapter(tiny_llama)
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+    adapter = {p.untyped_storage()._cdata for p in model.parameters() if p.requires_grad}
+
+    class CountCasts(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+            if function is torch.ops.aten._to_copy.default:
+                casts.update({args[0].untyped_storage()._cdata} & adapter)
+            return function(*args, **kwargs or {})
+
+    for new_tokens in (2, 8):
+        casts: Counter[int] = Counter()
+        with CountCasts():
+            sampler = Sampler("adapter", scorer(model), torch.bfloat16)
+            sampler.sample(model, request_of(tiny_llama, 1, new_tokens))
+        assert casts.total() == len(casts) == len(adapter)
 
 
 def test_batches_are_whole_groups(tiny_llama: Path, batches: list[int]) -> None:
