@@ -123,7 +123,7 @@ def _reasons_in_model(config: SoloGRPOConfig, arguments: Mapping[str, Any]) -> I
     if coefficient and hasattr(text_config, "output_router_logits"):
         yield "the router's auxiliary loss acts on rows without advantage too"
     if not hasattr(text_config, "rope_parameters"):
-        yield "without rotary positions, trimming the padding of a prompt would move its tokens"
+        yield "without rotary positions, leaving out the padding of a prompt would move its tokens"
     if not _packs_rows(model, text_config):
         yield "the layers of this model may mix rows of one sequence"
     if isinstance(model, PeftModel):

@@ -31,7 +31,7 @@ from sologrpo.model.memory import (
 from sologrpo.model.merging import working_dtype
 from sologrpo.sampling.decoding import Model, has_plain_cache
 from sologrpo.sampling.sampler import FREE_SHARE, MAX_GAP
-from sologrpo.training.packing import Batch, Rows, Tokens, on_device, select_and_trim
+from sologrpo.training.packing import Batch, Rows, Tokens, on_device, select_rows
 from sologrpo.training.token_tree import TokenTree
 from sologrpo.training.trl_patches import Scores, lm_head_at, replaced
 
@@ -165,10 +165,9 @@ class PackedScorer:
         def run(passes: list[Pass]) -> torch.Tensor:
             log_probs_BT = torch.zeros_like(completion_mask_BT, dtype=torch.float32)
             for rows, _ in passes:
-                part = select_and_trim(batch, rows, tokens)
+                part = select_rows(batch, rows)
                 log_probs = self.score(model, part, tokens=tokens.select(rows))[0]
-                places = on_device(rows, log_probs.device)
-                log_probs_BT[places, : log_probs.size(1)] = log_probs.float()
+                log_probs_BT[on_device(rows, log_probs.device)] = log_probs.float()
             return log_probs_BT
 
         return self.within_memory(run, range(len(completion_mask_BT)), tokens)
@@ -280,7 +279,7 @@ class PackedLoss:
             sums = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
             metrics = []
             for rows, _ in passes:
-                part, its_tokens = select_and_trim(batch, rows, tokens), tokens.select(rows)
+                part, its_tokens = select_rows(batch, rows), tokens.select(rows)
                 loss, described = self._forward(model, part, its_tokens, log_sampler_kl)
                 if self._is_mean_of_rows:
                     loss = loss * len(rows) / batch["completion_ids"].size(0)

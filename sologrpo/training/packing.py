@@ -209,31 +209,11 @@ def on_device(numbers: list[Any], device: torch.device) -> torch.Tensor:
     return torch.tensor(numbers).to(device, non_blocking=True)
 
 
-def select_and_trim(inputs: Batch, rows: list[int], tokens: Tokens | None = None) -> Batch:
-    """Take these rows of the batch and cut the padding that none of them needs.
-
-    Exact for rotary positions, which depend on distances only; learned absolute positions are not
-    supported by the trainer.
-
-    Args:
-        inputs: the batch.
-        rows: to take.
-        tokens: of the batch, if they have been copied already.
-    """
-    tokens = (tokens or Tokens.of(inputs)).select(rows)
-    prompt_T, completion_T = max(map(len, tokens.prompts)), max(map(len, tokens.completions))
-    places = on_device(rows, inputs["completion_ids"].device)
-    selected = dict(inputs)
-    for name, value in inputs.items():
-        if not _is_of_rows(value, inputs):
-            continue
-        value = value[places]
-        if _is_of_prompts(name):
-            value = value[:, value.size(1) - prompt_T :]
-        elif _is_per_completion_token(value, inputs):
-            value = value[:, :completion_T]
-        selected[name] = value
-    return selected
+def select_rows(batch: Batch, rows: list[int]) -> Batch:
+    """Take these rows of the batch."""
+    places = on_device(rows, batch["completion_ids"].device)
+    of_rows = {name: value for name, value in batch.items() if _is_of_rows(value, batch)}
+    return batch | {name: value[places] for name, value in of_rows.items()}
 
 
 def _is_of_rows(value: Any, batch: Batch) -> bool:

@@ -24,7 +24,7 @@ from sologrpo.sampling.decoding import Model, Request, Sampled, can_generate_fas
 from sologrpo.sampling.sampler import TEST_ROWS, Sampler, Score, check_vllm
 from sologrpo.sampling.stopping import StopStrings
 from sologrpo.training.advantages import GroupRewards
-from sologrpo.training.packing import Batch, Tokens, select_and_trim
+from sologrpo.training.packing import Batch, Tokens, select_rows
 from sologrpo.training.progress import StepMeter
 from sologrpo.training.trl_patches import generate_replaced
 
@@ -184,7 +184,7 @@ def measure_vllm(
         return {}
     trained_BT = batch.get("old_per_token_logps")
     if trained_BT is None:
-        batch = select_and_trim(batch, list(range(min(len(batch["completion_ids"]), TEST_ROWS))))
+        batch = select_rows(batch, list(range(min(len(batch["completion_ids"]), TEST_ROWS))))
         with torch.no_grad():
             trained_BT = score(batch)
     mask = batch["completion_mask"] * batch.get("tool_mask", 1)

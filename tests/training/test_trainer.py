@@ -29,7 +29,7 @@ from sologrpo.data.dataset import build_prompts, prompt_token_ids
 from sologrpo.evaluation.evaluate import generate_records
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.sampling.generation import generate_greedily
-from sologrpo.training.packing import select_and_trim
+from sologrpo.training.packing import select_rows
 from sologrpo.training.trainer import SoloGRPOTrainer
 from tiny import rows
 
@@ -270,7 +270,7 @@ def test_rollouts_follow_temperature_and_top_k(tiny_llama: Path, tmp_path: Path)
         assert drawn.count(token) / count == pytest.approx(probability, abs=0.0625)
 
 
-# -- trimming -----------------------------------------------------------------------------------
+# -- rows of a batch -----------------------------------------------------------------------------
 
 
 def padded_inputs() -> dict[str, Any]:
@@ -286,24 +286,15 @@ def padded_inputs() -> dict[str, Any]:
     }
 
 
-def test_selected_rows_lose_only_padding() -> None:
-    selected = select_and_trim(padded_inputs(), [2, 0])
-    assert selected["prompt_ids"].tolist() == [[7, 8], [0, 7]]
-    assert selected["prompt_mask"].tolist() == [[1, 1], [0, 1]]
-    assert selected["completion_ids"].tolist() == [[4, 5, 6, 7], [1, 2, 0, 0]]
-    assert selected["completion_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
-    assert selected["old_per_token_logps"].tolist() == [[10, 11, 12, 13], [0, 1, 2, 3]]
+def test_rows_are_selected_with_all_that_belongs_to_them() -> None:
+    selected = select_rows(padded_inputs(), [2, 0])
+    assert selected["prompt_ids"].tolist() == [[0, 0, 7, 8], [0, 0, 0, 7]]
+    assert selected["prompt_mask"].tolist() == [[0, 0, 1, 1], [0, 0, 0, 1]]
+    assert selected["completion_ids"].tolist() == [[4, 5, 6, 7, 0], [1, 2, 0, 0, 0]]
+    assert selected["completion_mask"].tolist() == [[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]]
+    assert selected["old_per_token_logps"].tolist() == [[10, 11, 12, 13, 14], [0, 1, 2, 3, 4]]
     assert selected["advantages"].tolist() == [0.5, 1.0]
     assert selected["num_items_in_batch"].item() == 7
-
-
-def test_masked_completion_keeps_its_prompt() -> None:
-    # mask_truncated_completions zeroes the whole completion mask of a row.
-    inputs = padded_inputs()
-    inputs["completion_mask"][2] = 0
-    selected = select_and_trim(inputs, [2, 1])
-    assert selected["prompt_ids"].tolist() == [[0, 7, 8], [7, 8, 9]]
-    assert selected["completion_ids"].tolist() == [[4], [3]]
 
 
 def test_batch_of_masked_completions_only(tiny_llama: Path, tmp_path: Path) -> None:
