@@ -159,7 +159,7 @@ def end_imports() -> None:
     What they have made by then stays to the end. To look through it again takes time: at the exit
     alone, half a second.
     """
-    # Libraries of vLLM (nanobind's) print a warning for each of their objects that is not collected.
+    # Libraries of vLLM (nanobind's) warn of each of their objects that is not collected.
     if "vllm" not in sys.modules:
         gc.freeze()
     gc.enable()
