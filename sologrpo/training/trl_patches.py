@@ -73,9 +73,15 @@ def compact_lm_head() -> Iterator[None]:
     before the LM head; the kernels have their own copy of the function. Scoring all positions was
     35 % of a step on a CPU. It hands the size of a tile to the kernels in 1650.
     """
+    with _lm_head_in_tiles(drops_masked=True):
+        yield
+
+
+@contextmanager
+def _lm_head_in_tiles(drops_masked: bool) -> Iterator[None]:
     tile = vocabulary_tile(torch.cuda.is_available())
     with (
-        replaced(trl_utils, "_use_triton", lambda device: True),
+        replaced(trl_utils, "_use_triton", lambda device: drops_masked),
         replaced(trl_utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", tile),
     ):
         yield
@@ -98,16 +104,11 @@ def lm_head_at(model: Any, places: torch.Tensor) -> Iterator[None]:
         return output
 
     inner = model.get_base_model() if isinstance(model, PeftModel) else model
-    hook = inner.base_model.register_forward_hook(keep)
-    tile = vocabulary_tile(torch.cuda.is_available())
     with (
-        replaced(trl_utils, "_use_triton", lambda device: False),
-        replaced(trl_utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", tile),
+        inner.base_model.register_forward_hook(keep),
+        _lm_head_in_tiles(drops_masked=False),
     ):
-        try:
-            yield
-        finally:
-            hook.remove()
+        yield
 
 
 def vocabulary_tile(on_gpu: bool) -> int:
