@@ -2,12 +2,15 @@
 
     python -m quickstart.problems
 
-writes `quickstart/train.jsonl` and `quickstart/test.jsonl`. Each row has a `question`, an `answer`
-(one calculation per line, then `#### ` and the result) and the `kind` of problem.
+writes `train.jsonl`, `test.jsonl` and `test_unseen.jsonl` into `quickstart/`. Each row has a
+`question`, an `answer` (one calculation per line, then `#### ` and the result) and the `kind` of
+problem.
 
-A score on the test split cannot come from memory: training uses neither its sentence patterns nor
-its numbers for a problem of the same kind. The assignment of numbers to splits is fixed, so splits
-generated with different seeds, sizes or ranges do not overlap either.
+A score on a test split cannot come from memory: training uses neither its sentence patterns nor
+its numbers for a problem of the same kind. `test` shares people and things with training;
+`test_unseen` shares nothing, and its problems are worded differently. The assignment of numbers to
+training and testing is fixed, so splits generated with different seeds, sizes or ranges do not
+overlap either.
 
 Uses only the standard library.
 """
@@ -19,9 +22,15 @@ import random
 from pathlib import Path
 from typing import Literal, NamedTuple, TypedDict
 
-from quickstart.templates import CONTAINERS, PEOPLE, TEST, THINGS, TRAIN, Template
+from quickstart.templates import CONTAINERS, PEOPLE, TEST, THINGS, TRAIN, Noun, Person, Template
+from quickstart.unseen_templates import (
+    TEST_UNSEEN,
+    UNSEEN_CONTAINERS,
+    UNSEEN_PEOPLE,
+    UNSEEN_THINGS,
+)
 
-Split = Literal["train", "test"]
+Split = Literal["train", "test", "test_unseen"]
 
 # Calculations run from left to right: "add_divide" is (a + b) / c.
 OPERATIONS: dict[str, tuple[str, ...]] = {
@@ -36,7 +45,11 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
 }
 ONE_STEP = tuple(kind for kind, operators in OPERATIONS.items() if len(operators) == 1)
 TWO_STEP = tuple(kind for kind, operators in OPERATIONS.items() if len(operators) == 2)
-TEMPLATES: dict[Split, dict[str, tuple[Template, ...]]] = {"train": TRAIN, "test": TEST}
+TEMPLATES: dict[Split, dict[str, tuple[Template, ...]]] = {
+    "train": TRAIN,
+    "test": TEST,
+    "test_unseen": TEST_UNSEEN,
+}
 
 # Numbers and results are at least 2, which avoids "1 apples".
 MIN_NUMBER = 2
@@ -46,6 +59,19 @@ MAX_PRODUCT = 100
 TEST_ONE_IN = 4
 # The rarest draw, a test problem that ends in an exact division, succeeds about one time in 20.
 MAX_DRAWS = 2000
+
+
+class Words(NamedTuple):
+    """The people, things and containers of a split."""
+
+    people: tuple[Person, ...]
+    things: tuple[Noun, ...]
+    containers: tuple[Noun, ...]
+
+
+SEEN = Words(PEOPLE, THINGS, CONTAINERS)
+UNSEEN = Words(UNSEEN_PEOPLE, UNSEEN_THINGS, UNSEEN_CONTAINERS)
+WORDS: dict[Split, Words] = {"train": SEEN, "test": SEEN, "test_unseen": UNSEEN}
 
 
 class Problem(TypedDict):
@@ -80,7 +106,8 @@ def generate(
     """Generate `n` different problems of `split`, shuffled and balanced over the kinds.
 
     Args:
-        split: "train" or "test". They share no sentence pattern and no numbers.
+        split: "train", "test" or "test_unseen". No two share a sentence pattern, and training
+            shares no numbers with the others.
         n: number of problems.
         seed: a seed gives the same problems on every machine.
         max_number: largest number that is added or subtracted. Factors and divisors are limited to
@@ -95,7 +122,7 @@ def generate(
         'add'
     """
     if split not in TEMPLATES:
-        raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+        raise ValueError(f"split must be one of {', '.join(TEMPLATES)}, not {split!r}")
     if max_number < MIN_NUMBER:
         raise ValueError(f"max_number must be at least {MIN_NUMBER}, not {max_number}")
     if not 0 <= two_step_share <= 1:
@@ -112,8 +139,8 @@ def generate(
     return problems
 
 
-def split_of(kind: str, numbers: tuple[int, ...]) -> Split:
-    """Return the split that may use these numbers, in any order, for this kind.
+def split_of(kind: str, numbers: tuple[int, ...]) -> Literal["train", "test"]:
+    """Decide whether these numbers, in any order, are for training or testing with this kind.
 
     Args:
         kind: a key of `OPERATIONS`.
@@ -141,9 +168,9 @@ def _generate_kind(
         for _ in range(MAX_DRAWS):
             numbers = _draw_numbers(kind, rng, max_number)
             steps = _calculate(kind, numbers)
-            if steps is None or split_of(kind, numbers) != split:
+            if steps is None or (split_of(kind, numbers) == "train") != (split == "train"):
                 continue
-            problem = _render(kind, template, numbers, steps, rng)
+            problem = _render(kind, template, numbers, steps, WORDS[split], rng)
             if problem["question"] not in problems:
                 problems[problem["question"]] = problem
                 break
@@ -194,11 +221,12 @@ def _render(
     template: Template,
     numbers: tuple[int, ...],
     steps: list[Step],
+    vocabulary: Words,
     rng: random.Random,
 ) -> Problem:
-    person, other = rng.sample(PEOPLE, 2)
-    thing = rng.choice(THINGS)
-    container = rng.choice(CONTAINERS)
+    person, other = rng.sample(vocabulary.people, 2)
+    thing = rng.choice(vocabulary.things)
+    container = rng.choice(vocabulary.containers)
     words: dict[str, object] = {
         "name": person.name,
         "she": person.subject,
@@ -231,19 +259,23 @@ def write_jsonl(problems: list[Problem], path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Write both splits."""
+    """Write all splits."""
     parser = argparse.ArgumentParser(
         prog="python -m quickstart.problems",
         description="Generate short math word problems for training and testing.",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num_train", type=int, default=2000)
-    parser.add_argument("--num_test", type=int, default=400)
+    parser.add_argument("--num_test", type=int, default=400, help="of each test split")
     parser.add_argument("--max_number", type=int, default=9, help="largest summand")
     parser.add_argument("--two_step_share", type=float, default=0.1, help="from 0 to 1")
     parser.add_argument("--out", type=Path, default=Path("quickstart"), help="folder")
     args = parser.parse_args(argv)
-    sizes: dict[Split, int] = {"train": args.num_train, "test": args.num_test}
+    sizes: dict[Split, int] = {
+        "train": args.num_train,
+        "test": args.num_test,
+        "test_unseen": args.num_test,
+    }
     try:
         splits = {
             split: generate(

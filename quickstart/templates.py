@@ -2,8 +2,10 @@
 
 A template is a question followed by one answer line per step. `{a}`, `{b}` and `{c}` are the
 numbers in the order of the calculation, and `{step}` is the calculation. The test patterns ask for
-the same skills as the training patterns, in sentences that training never shows. All patterns draw
-people, things and containers from the same lists, so no noun hints at an operation.
+the same skills as the training patterns, in sentences that training never shows. People, things and
+containers come from lists that all patterns share, and nouns that a pattern names itself (pages,
+seats, metres) occur with other operations too, so that none hints at an operation. The third split
+is in `quickstart.unseen_templates`.
 """
 
 from typing import NamedTuple
@@ -25,6 +27,19 @@ class Noun(NamedTuple):
 
     singular: str
     plural: str
+
+
+def people(she: tuple[str, ...], he: tuple[str, ...]) -> tuple[Person, ...]:
+    """Return the people with these names."""
+    return tuple(
+        [Person(name, "she", "her", "her") for name in she]
+        + [Person(name, "he", "him", "his") for name in he]
+    )
+
+
+def nouns(words: tuple[str, ...]) -> tuple[Noun, ...]:
+    """Return nouns whose plural ends in s."""
+    return tuple(Noun(word, word + "s") for word in words)
 
 
 _SHE = (
@@ -59,10 +74,7 @@ _HE = (
     "Hugo",
     "Eli",
 )
-PEOPLE = tuple(
-    [Person(name, "she", "her", "her") for name in _SHE]
-    + [Person(name, "he", "him", "his") for name in _HE]
-)
+PEOPLE = people(_SHE, _HE)
 
 # Small, sturdy and sold anywhere: each can be bought, lost, shared, packed and put on a table.
 _THINGS = (
@@ -87,7 +99,7 @@ _THINGS = (
     "ticket",
     "magnet",
 )
-THINGS = tuple(Noun(word, word + "s") for word in _THINGS)
+THINGS = nouns(_THINGS)
 
 CONTAINERS = (
     Noun("box", "boxes"),
@@ -160,6 +172,94 @@ TRAIN: dict[str, tuple[Template, ...]] = {
             "How many {things} did {she} count altogether?",
             "{name} counted {step} {things}.",
         ),
+        (
+            "How many {things} did {name} have before {she} lost {a} of them, if {b} are left?",
+            "Before that, {name} had {step} {things}.",
+        ),
+        (
+            "A train carries {a} passengers. At the next station {b} people get on and nobody "
+            "gets off. How many passengers does the train carry then?",
+            "The train carries {step} passengers.",
+        ),
+        (
+            "Find the number of pages that {name} read on Sunday if {she} read {a} pages before "
+            "lunch and {b} pages after lunch.",
+            "On Sunday {name} read {step} pages.",
+        ),
+        (
+            "If {a} girls and {b} boys sing in the school choir, how many children sing in it?",
+            "In the choir {step} children sing.",
+        ),
+        (
+            "After {b} birds flew away, only {a} birds were left in the tree. "
+            "How many birds were in the tree at the start?",
+            "There were {step} birds in the tree.",
+        ),
+        (
+            "A rope was cut into a piece of {a} metres and a piece of {b} metres. "
+            "How many metres long was the rope before it was cut?",
+            "The rope was {step} metres long.",
+        ),
+        (
+            "{name} needs {b} more points to reach the goal that {she} set. {She} already has {a} "
+            "points. What is the goal?",
+            "The goal is {step} points.",
+        ),
+        (
+            "Calculate how many minutes {name} worked: the maths homework took {a} minutes and "
+            "the reading took {b} minutes.",
+            "{name} worked for {step} minutes.",
+        ),
+        (
+            "{other} wrote {a} letters, which is {b} fewer than {name} wrote. "
+            "How many letters did {name} write?",
+            "{name} wrote {step} letters.",
+        ),
+        (
+            "Of the books in a small library, {a} are on loan and the other {b} are on the "
+            "shelves. What is the total number of books that the library owns?",
+            "The library owns {step} books.",
+        ),
+        (
+            "The bus ride to school normally lasts {a} minutes, but because of the snow it took "
+            "{b} minutes longer today. How many minutes did the ride last today?",
+            "Today the ride lasted {step} minutes.",
+        ),
+        (
+            "To fill an empty {box}, {name} put in {a} {things} and {other} put in the "
+            "other {b}. How many {things} does the full {box} hold?",
+            "The full {box} holds {step} {things}.",
+        ),
+        (
+            "A recipe asks for {a} scoops of flour and {b} scoops of sugar. "
+            "How many scoops does {name} have to measure out?",
+            "{name} has to measure out {step} scoops.",
+        ),
+        (
+            "{name} wants each of the {a} girls and {b} boys at a picnic to get a present. "
+            "How many presents does {she} have to bring?",
+            "{name} has to bring {step} presents.",
+        ),
+        (
+            "On the left side of the garden path grow {a} tulips, and on the right side {b}. "
+            "How many tulips grow along the path?",
+            "Along the path grow {step} tulips.",
+        ),
+        (
+            "In the workshop there is a board of {a} centimetres, but {name} needs a board that "
+            "is {b} centimetres longer. What length does {she} need, in centimetres?",
+            "{name} needs a board of {step} centimetres.",
+        ),
+        (
+            "With a discount of {b} dollars, {name} paid only {a} dollars for a coat. "
+            "How many dollars would {she} have paid without the discount?",
+            "Without the discount {name} would have paid {step} dollars.",
+        ),
+        (
+            "{name} sent {a} {things} to {other} and {b} {things} to a neighbour. "
+            "Find how many {things} {she} sent away.",
+            "{name} sent away {step} {things}.",
+        ),
     ),
     "subtract": (
         (
@@ -222,6 +322,102 @@ TRAIN: dict[str, tuple[Template, ...]] = {
             "How many {things} were not broken?",
             "There were {step} {things} that were not broken.",
         ),
+        (
+            "There are {a} people on a bus. At the school {b} of them get off, and nobody "
+            "gets on. How many people does the bus carry after that?",
+            "After that the bus carries {step} people.",
+        ),
+        (
+            "By how many points did {name} beat {other} if {name} scored {a} points and {other} "
+            "scored {b}?",
+            "{name} won by {step} points.",
+        ),
+        (
+            "{name} is reading a book of {a} pages and has finished {b} of the pages. "
+            "How many pages has {she} not read yet?",
+            "{name} has not read {step} pages yet.",
+        ),
+        (
+            "After getting {b} more {things} from {other}, {name} had {a} {things}. "
+            "How many {things} did {name} have before?",
+            "Before that, {name} had {step} {things}.",
+        ),
+        (
+            "A class is made up of {a} children, of whom {b} are girls. Find the number of boys.",
+            "The number of boys is {step}.",
+        ),
+        (
+            "How many metres longer is a rope of {a} metres than a rope of {b} metres?",
+            "The first rope is {step} metres longer.",
+        ),
+        (
+            "Today {name} turns {a}. How old was {she} {b} years ago?",
+            "{name} was {step} years old.",
+        ),
+        (
+            "If {b} of the {a} seats in a theatre are taken, how many seats are free?",
+            "There are {step} free seats.",
+        ),
+        (
+            "Out of {a} eggs in the kitchen, {name} used {b} for a cake. "
+            "Calculate how many eggs remain.",
+            "In the kitchen {step} eggs remain.",
+        ),
+        (
+            "By bike, {name} needs {b} minutes to get to school, while the walk takes {a} minutes. "
+            "How many minutes does {she} save by taking the bike?",
+            "{name} saves {step} minutes.",
+        ),
+        (
+            "{name} bought {a} {things}, which is {b} more than {other} bought. "
+            "How many {things} did {other} buy?",
+            "{other} bought {step} {things}.",
+        ),
+        (
+            "The total price of a lamp and a {box} is {a} dollars. The {box} alone costs {b} "
+            "dollars. What is the price of the lamp?",
+            "The price of the lamp is {step} dollars.",
+        ),
+        (
+            "A tower has {a} stairs, and {name} has already climbed {b} of them. "
+            "How many stairs must {she} still climb to reach the top?",
+            "{name} must still climb {step} stairs.",
+        ),
+        (
+            "In a hall {b} lamps are switched on. The hall has {a} lamps altogether. "
+            "What is the number of lamps that are off?",
+            "The number of lamps that are off is {step}.",
+        ),
+        (
+            "{name} planted {a} seeds, but {b} of them were eaten by birds. "
+            "How many of the seeds did the birds not eat?",
+            "The birds did not eat {step} seeds.",
+        ),
+        (
+            "A game lasts {a} minutes, and {b} minutes have been played. "
+            "In how many minutes will the game end?",
+            "The game will end in {step} minutes.",
+        ),
+        (
+            "How many {things} must {other} buy to have as many as {name}, if {other} has {b} "
+            "{things} and {name} has {a}?",
+            "{other} must buy {step} {things}.",
+        ),
+        (
+            "A {box} was filled with {a} {things}. Some children helped themselves, and in the "
+            "end {b} {things} were left in it. How many {things} did the children take?",
+            "The children took {step} {things}.",
+        ),
+        (
+            "{name} began the year with {b} {things} and ended it with {a}. "
+            "By how many {things} did {possessive} collection grow?",
+            "The collection grew by {step} {things}.",
+        ),
+        (
+            "The water in a pond was {a} centimetres deep in spring. During the dry summer the "
+            "level fell by {b} centimetres. Find the depth after the summer.",
+            "After the summer the pond was {step} centimetres deep.",
+        ),
     ),
     "multiply": (
         (
@@ -280,6 +476,102 @@ TRAIN: dict[str, tuple[Template, ...]] = {
             "{name} makes {a} trips to the market and brings back {b} {things} each time. "
             "How many {things} does {she} bring back altogether?",
             "{name} brings back {step} {things}.",
+        ),
+        (
+            "If a bench seats {a} people, how many people can sit on {b} such benches?",
+            "On the benches {step} people can sit.",
+        ),
+        (
+            "{name} spends {a} days with a book and reads {b} pages a day. "
+            "Find the number of pages that {she} reads.",
+            "{name} reads {step} pages.",
+        ),
+        (
+            "A train is made up of {a} cars, and every car has {b} windows. "
+            "What is the total number of windows?",
+            "The total number of windows is {step}.",
+        ),
+        (
+            "A cake takes {b} eggs. Calculate how many eggs {name} uses for {a} cakes.",
+            "{name} uses {step} eggs.",
+        ),
+        (
+            "In the garden stand {a} apricot trees. {name} picks {b} apricots from every tree. "
+            "How many apricots does {she} pick?",
+            "{name} picks {step} apricots.",
+        ),
+        (
+            "A rectangular floor is {a} slabs long and {b} slabs wide. "
+            "How many slabs cover the floor?",
+            "The floor is covered by {step} slabs.",
+        ),
+        (
+            "How many kilometres does {name} run in {b} laps around a lake, if a lap is {a} "
+            "kilometres long?",
+            "{name} runs {step} kilometres.",
+        ),
+        (
+            "{name} cut a whole rope into {a} pieces of {b} metres, and nothing was left over. "
+            "How long was the rope, in metres?",
+            "The rope was {step} metres long.",
+        ),
+        (
+            "After {name} shared out all {possessive} {things} equally among {a} children, every "
+            "child had {b} of them. How many {things} did {name} share out?",
+            "{name} shared out {step} {things}.",
+        ),
+        (
+            "{other} built a tower of {a} blocks. The tower that {name} built has {b} times that "
+            "number of blocks. How many blocks did {name} use?",
+            "{name} used {step} blocks.",
+        ),
+        (
+            "The zoo charges {b} dollars per person. How many dollars must a family of {a} pay?",
+            "The family must pay {step} dollars.",
+        ),
+        (
+            "{name} looks after {a} rabbits on a farm. If every rabbit eats {b} carrots, "
+            "how many carrots are eaten?",
+            "The rabbits eat {step} carrots.",
+        ),
+        (
+            "How many players take part in a contest between {a} teams of {b} players?",
+            "In the contest {step} players take part.",
+        ),
+        (
+            "Every minute {a} litres of water run out of a tank. "
+            "What number of litres runs out in {b} minutes?",
+            "In that time {step} litres run out.",
+        ),
+        (
+            "To fill a {box}, {name} needs {b} {things}. {She} wants to fill {a} {boxes} of this "
+            "size. How many {things} does {she} need?",
+            "{name} needs {step} {things}.",
+        ),
+        (
+            "Every shelf of a bookcase carries {b} books, and the bookcase has {a} shelves. "
+            "How many books does the bookcase carry?",
+            "The bookcase carries {step} books.",
+        ),
+        (
+            "{name} played {b} rounds of a game and lost {a} points in each round. "
+            "How many points did {she} lose in all?",
+            "{name} lost {step} points.",
+        ),
+        (
+            "{name} goes to football training {a} times a month. "
+            "How many times does {she} go in {b} months?",
+            "{name} goes {step} times.",
+        ),
+        (
+            "There are {b} full {boxes}, and {name} takes {a} {things} out of every {box}. "
+            "Find how many {things} {she} takes out.",
+            "{name} takes out {step} {things}.",
+        ),
+        (
+            "It takes {a} nails to build a birdhouse. In the workshop {name} builds {b} "
+            "birdhouses. What number of nails does {she} use?",
+            "{name} uses {step} nails.",
         ),
     ),
     "divide": (
@@ -342,6 +634,105 @@ TRAIN: dict[str, tuple[Template, ...]] = {
             "How many sets does the shop have?",
             "The shop has {step} sets.",
         ),
+        (
+            "If {a} people sit on benches and there are {b} people on every bench, "
+            "how many benches are used?",
+            "The people use {step} benches.",
+        ),
+        (
+            "A book has {a} pages. How many days does {name} take to read it at {b} pages a day?",
+            "{name} takes {step} days.",
+        ),
+        (
+            "{name} cuts all of a rope of {a} metres into pieces that are {b} metres long. "
+            "Find the number of pieces.",
+            "The number of pieces is {step}.",
+        ),
+        (
+            "The teacher makes teams of {b} from the {a} children of a sports club. "
+            "How many teams are there?",
+            "There are {step} teams.",
+        ),
+        (
+            "Each cart on a farm has {b} wheels, and together the carts have {a} wheels. "
+            "How many carts are on the farm?",
+            "On the farm there are {step} carts.",
+        ),
+        (
+            "A train goes {a} kilometres in {b} hours, always at the same speed. "
+            "How many kilometres does it go in an hour?",
+            "In an hour the train goes {step} kilometres.",
+        ),
+        (
+            "How many minutes does it take to fill an empty tank of {a} litres if {b} litres flow "
+            "in every minute?",
+            "It takes {step} minutes.",
+        ),
+        (
+            "Some children divide {a} {things} fairly, and every child ends up with {b}. "
+            "How many children are there?",
+            "There are {step} children.",
+        ),
+        (
+            "{name} baked {b} pans of rolls, with equally many rolls in all pans. When they were "
+            "done, {she} counted {a} rolls. How many rolls were in a pan?",
+            "In a pan there were {step} rolls.",
+        ),
+        (
+            "{name} makes chairs in a workshop and needs {b} nails for every chair. So far {she} "
+            "has used {a} nails. Calculate how many chairs {she} has made.",
+            "{name} has made {step} chairs.",
+        ),
+        (
+            "In a parade {a} musicians march in {b} lines of equal length. "
+            "What is the number of musicians in a line?",
+            "In a line there are {step} musicians.",
+        ),
+        (
+            "{name}'s rope is {b} times as long as {other}'s rope. {name}'s rope measures "
+            "{a} metres. How many metres does {other}'s rope measure?",
+            "{other}'s rope measures {step} metres.",
+        ),
+        (
+            "How many times can {name} fill a can of {b} litres from a barrel that holds {a} "
+            "litres of water?",
+            "{name} can fill the can {step} times.",
+        ),
+        (
+            "It takes {b} {boxes} of the same size, all full, to hold {name}'s {a} {things}. "
+            "How many {things} fit in a {box}?",
+            "In a {box} there is room for {step} {things}.",
+        ),
+        (
+            "A kitchen wall is covered with {a} boards. "
+            "If every row has {b} boards, how many rows of boards are on the wall?",
+            "On the wall there are {step} rows of boards.",
+        ),
+        (
+            "All the hens of a farmer laid the same number of eggs this week. There are {b} hens, "
+            "and they laid {a} eggs in total. How many eggs did each hen lay?",
+            "Each hen laid {step} eggs.",
+        ),
+        (
+            "{name} has no {things} yet but adds {b} to {possessive} collection every week. "
+            "After how many weeks will {she} own {a} {things}?",
+            "{name} will own that many after {step} weeks.",
+        ),
+        (
+            "For every right answer in a quiz a player gets {b} points. {name} got {a} points. "
+            "How many of {possessive} answers were right?",
+            "{name} had {step} right answers.",
+        ),
+        (
+            "{name} spent {a} dollars on {things} at {b} dollars apiece. "
+            "Find how many {things} {she} bought.",
+            "{name} bought {step} {things}.",
+        ),
+        (
+            "With {b} children and {a} {things}, what is the number of {things} per child if "
+            "everybody gets the same number and no {things} remain?",
+            "The number of {things} per child is {step}.",
+        ),
     ),
     "add_subtract": (
         (
@@ -373,6 +764,73 @@ TRAIN: dict[str, tuple[Template, ...]] = {
             "a {box} of {things}. How many dollars does {she} have now?",
             "Before paying, {name} had {step} dollars.",
             "{name} has {step} dollars now.",
+        ),
+        (
+            "A bus sets off with {a} passengers. At the first stop {b} people get on, and at the "
+            "second stop {c} people get off. How many passengers are on the bus then?",
+            "After the first stop there are {step} passengers.",
+            "After the second stop there are {step} passengers on the bus.",
+        ),
+        (
+            "If {name} brings {a} {things} to a sale, {other} brings {b}, and {c} of all these "
+            "{things} are sold, how many are not sold?",
+            "They bring {step} {things} to the sale.",
+            "Of these, {step} {things} are not sold.",
+        ),
+        (
+            "A school choir consists of {a} girls and {b} boys. Today {c} of the children are "
+            "ill. Find the number of children who can sing today.",
+            "The choir has {step} children.",
+            "Today {step} children can sing.",
+        ),
+        (
+            "{name} joins a pipe of {a} metres to a pipe of {b} metres and then saws {c} metres "
+            "off the end. How many metres long is the pipe now?",
+            "At first the joined pipe is {step} metres long.",
+            "Now it is {step} metres long.",
+        ),
+        (
+            "The red team got {a} points before the break and {b} points after it. In the whole "
+            "game the blue team got {c} points. By how many points did the red team win?",
+            "The red team got {step} points.",
+            "The red team won by {step} points.",
+        ),
+        (
+            "A park has {c} oaks, and all its other trees are pines. If {a} trees stand in the "
+            "north half of the park and {b} trees in the south half, how many pines are there?",
+            "In the park there are {step} trees.",
+            "There are {step} pines.",
+        ),
+        (
+            "{name} needs {c} eggs for baking. There are {a} eggs in the fridge and {b} on the "
+            "kitchen table. How many eggs will remain after the baking?",
+            "Before the baking there are {step} eggs.",
+            "After the baking {step} eggs will remain.",
+        ),
+        (
+            "A coat costs {c} dollars. {name} has {a} dollars and gets {b} dollars from {other}. "
+            "Calculate how many dollars {name} will keep after buying the coat.",
+            "Before buying the coat, {name} has {step} dollars.",
+            "{name} will keep {step} dollars.",
+        ),
+        (
+            "{name} used {c} {things} at school today. {She} had taken {a} {things} from home and "
+            "got {b} from the teacher. How many of these {things} did {she} not use?",
+            "At school {name} had {step} {things}.",
+            "{name} did not use {step} {things}.",
+        ),
+        (
+            "A theatre has {a} seats downstairs and {b} seats upstairs. Tonight {c} of the seats "
+            "are empty and all others are taken. What is the number of seats that are taken?",
+            "The theatre has {step} seats.",
+            "Tonight {step} seats are taken.",
+        ),
+        (
+            "How many kilos of fruit did a farmer sell if {a} kilos of peaches and {b} kilos of "
+            "cherries were picked, {c} kilos of this fruit were made into jam, and the rest was "
+            "sold?",
+            "There were {step} kilos of fruit.",
+            "The farmer sold {step} kilos.",
         ),
     ),
     "multiply_add": (
@@ -406,6 +864,78 @@ TRAIN: dict[str, tuple[Template, ...]] = {
             "The children bring {step} {things}.",
             "Together they bring {step} {things}.",
         ),
+        (
+            "How many rolls does {name} bake if {she} fills {a} pans with {b} rolls each and "
+            "bakes {c} rolls on a stone?",
+            "In the pans {name} bakes {step} rolls.",
+            "In all {name} bakes {step} rolls.",
+        ),
+        (
+            "On a school trip {a} vans carry {b} children each, and {c} children go by train. "
+            "Find the number of children on the trip.",
+            "The vans carry {step} children.",
+            "On the trip there are {step} children.",
+        ),
+        (
+            "For {a} days {name} read {b} pages of a book per day, and now {c} pages are left. "
+            "How many pages does the book have?",
+            "{name} read {step} pages.",
+            "The book has {step} pages.",
+        ),
+        (
+            "A taxi ride costs {c} dollars plus {b} dollars for every kilometre. "
+            "How many dollars does {name} pay for a ride of {a} kilometres?",
+            "The kilometres cost {step} dollars.",
+            "{name} pays {step} dollars for the ride.",
+        ),
+        (
+            "From a long rope {name} cut off {a} pieces of {b} metres, and {c} metres remained. "
+            "What was the length of the rope at first, in metres?",
+            "The pieces were {step} metres long together.",
+            "At first the rope was {step} metres long.",
+        ),
+        (
+            "{name} had {a} times as many {things} as {other}, who had {b}. Then {name} found {c} "
+            "more. How many {things} does {name} have now?",
+            "At first {name} had {step} {things}.",
+            "Now {name} has {step} {things}.",
+        ),
+        (
+            "In a quiz every right answer is worth {b} points. {name} gives {a} right answers and "
+            "also gets a bonus of {c} points. Calculate how many points {she} gets.",
+            "For the answers {name} gets {step} points.",
+            "With the bonus {name} gets {step} points.",
+        ),
+        (
+            "In a classroom {c} chairs stand along the wall, and {b} chairs stand at each of the "
+            "{a} tables. What is the total number of chairs?",
+            "At the tables stand {step} chairs.",
+            "The total number of chairs is {step}.",
+        ),
+        (
+            "{name} kept only {c} of {possessive} {things}, because {she} gave {b} {things} to "
+            "each of {a} cousins. How many {things} did {name} own before?",
+            "The cousins got {step} {things}.",
+            "Before that, {name} owned {step} {things}.",
+        ),
+        (
+            "A farm has {a} stables with {b} sheep in each. If the {c} sheep in the meadow are "
+            "counted as well, how many sheep are on the farm?",
+            "In the stables there are {step} sheep.",
+            "On the farm there are {step} sheep.",
+        ),
+        (
+            "{name} swam {c} laps on Sunday. Before that, {she} had gone swimming {a} times and "
+            "had swum {b} laps each time. How many laps did {she} swim altogether?",
+            "Before Sunday {name} swam {step} laps.",
+            "Altogether {name} swam {step} laps.",
+        ),
+        (
+            "To build a garden fence, {name} needs {b} nails for every panel and {c} nails for "
+            "the gate. The fence has {a} panels and a gate. How many nails does {she} need?",
+            "The panels need {step} nails.",
+            "{name} needs {step} nails for the fence.",
+        ),
     ),
     "multiply_subtract": (
         (
@@ -438,6 +968,83 @@ TRAIN: dict[str, tuple[Template, ...]] = {
             "{name} gets {step} dollars for the {things}.",
             "There are {step} dollars left.",
         ),
+        (
+            "If {c} seats are taken in a hall with {a} rows of {b} seats, how many seats are free?",
+            "The hall has {step} seats.",
+            "There are {step} free seats.",
+        ),
+        (
+            "{name} bakes {a} pans of buns, with {b} buns in every pan. {c} of the buns "
+            "are eaten at a picnic. Find the number of buns that remain.",
+            "{name} bakes {step} buns.",
+            "After the picnic {step} buns remain.",
+        ),
+        (
+            "A book has {a} chapters of {b} pages. {name} has {c} pages left to read. "
+            "How many pages has {she} read?",
+            "The book has {step} pages.",
+            "{name} has read {step} pages.",
+        ),
+        (
+            "A club with {c} members travels in {a} vans that have {b} seats each. "
+            "How many seats stay empty?",
+            "In the vans there are {step} seats.",
+            "Of these, {step} seats stay empty.",
+        ),
+        (
+            "A {box} of {things} costs {b} dollars. {name} takes {a} {boxes} and gets a discount "
+            "of {c} dollars on the total. How many dollars does {she} pay?",
+            "Without the discount the {boxes} cost {step} dollars.",
+            "{name} pays {step} dollars.",
+        ),
+        (
+            "{name} had planned to run {b} kilometres on each of {a} days, but in total {she} "
+            "ran {c} kilometres less than planned. How many kilometres did {she} run?",
+            "The plan was to run {step} kilometres.",
+            "{name} ran {step} kilometres.",
+        ),
+        (
+            "{other} has {c} {things}, while {name} has {a} {boxes} of {b} {things}. "
+            "How many more {things} does {name} have than {other}?",
+            "{name} has {step} {things}.",
+            "{name} has {step} more {things} than {other}.",
+        ),
+        (
+            "In a game {name} hit the target {a} times and got {b} points for each hit, but lost "
+            "{c} points at the end. What was {possessive} final number of points?",
+            "For the hits {name} got {step} points.",
+            "The final number of points was {step}.",
+        ),
+        (
+            "A wall will be covered with {a} rows of boards, {b} boards to a row. After {name} has "
+            "put up {c} boards, how many boards are still missing?",
+            "The wall needs {step} boards.",
+            "There are {step} boards still missing.",
+        ),
+        (
+            "A gardener set {b} bulbs in each of {a} pots. All but {c} of the bulbs came up. "
+            "How many bulbs came up?",
+            "In the pots there were {step} bulbs.",
+            "Of these, {step} bulbs came up.",
+        ),
+        (
+            "Calculate how many metres of rope are not used if {name} buys {a} ropes of {b} metres "
+            "and uses {c} metres in all.",
+            "{name} buys {step} metres of rope.",
+            "Of the rope, {step} metres are not used.",
+        ),
+        (
+            "On a farm {a} hens laid {b} eggs each this month. {name} collected the eggs but "
+            "dropped {c} of them. How many eggs did {she} not drop?",
+            "The hens laid {step} eggs.",
+            "{name} did not drop {step} eggs.",
+        ),
+        (
+            "With the {c} {things} that {name} bought today, {she} has exactly enough to fill {a} "
+            "{boxes} with {b} {things} each. How many {things} did {name} have before today?",
+            "The {boxes} hold {step} {things}.",
+            "Before today {name} had {step} {things}.",
+        ),
     ),
     "add_divide": (
         (
@@ -469,6 +1076,84 @@ TRAIN: dict[str, tuple[Template, ...]] = {
             "all of them evenly between {c} children. How many {things} does each child get?",
             "There are {step} {things}.",
             "Each child gets {step} {things}.",
+        ),
+        (
+            "On sports day {a} girls and {b} boys form teams of {c} children. "
+            "How many teams are there?",
+            "There are {step} children.",
+            "The children form {step} teams.",
+        ),
+        (
+            "If {name} wants to read a story of {a} pages and another story of {b} pages, how "
+            "many days does {she} need at {c} pages a day?",
+            "The stories have {step} pages together.",
+            "{name} needs {step} days.",
+        ),
+        (
+            "{name} picked {a} kilos of peaches, and {other} picked {b} kilos. They put all the "
+            "peaches into crates of {c} kilos. Find the number of crates.",
+            "Together they picked {step} kilos of peaches.",
+            "The number of crates is {step}.",
+        ),
+        (
+            "A club pays {a} dollars for a bus and {b} dollars for a guide. The {c} members split "
+            "the cost evenly. How many dollars is that per member?",
+            "The whole cost is {step} dollars.",
+            "That is {step} dollars per member.",
+        ),
+        (
+            "There are {c} seats for passengers in every van. How many vans carry {a} children "
+            "and {b} adults if no seat stays empty?",
+            "There are {step} passengers.",
+            "The passengers need {step} vans.",
+        ),
+        (
+            "Calculate how many {things} each of {c} children gets when {a} {things} from {name} "
+            "and {b} {things} from {other} are shared out equally.",
+            "The children share {step} {things}.",
+            "Each child gets {step} {things}.",
+        ),
+        (
+            "{name} had {a} litres of juice and made {b} litres more. {She} poured all of the "
+            "juice into jugs of {c} litres. How many jugs did {she} fill?",
+            "{name} had {step} litres of juice.",
+            "{name} filled {step} jugs.",
+        ),
+        (
+            "The kitchen needs {a} boards and the hall needs {b} boards. A worker who lays {c} "
+            "boards per hour does both rooms. How many hours does the work take?",
+            "Both rooms together need {step} boards.",
+            "The work takes {step} hours.",
+        ),
+        (
+            "An empty train of {c} cars picked up {a} people at the first station and {b} people "
+            "at the second. All cars had equally many people then. How many people were in a car?",
+            "On the train there were {step} people.",
+            "In a car there were {step} people.",
+        ),
+        (
+            "A cake takes {c} eggs. {name} has {a} eggs in the kitchen and gets {b} eggs from a "
+            "farm. How many cakes can {she} bake with all the eggs?",
+            "{name} has {step} eggs.",
+            "{name} can bake {step} cakes.",
+        ),
+        (
+            "{name} had {a} {things}, and {other} gave {her} {b} {things} as a present. Now {name} "
+            "has {c} times as many as {possessive} cousin. How many {things} does the cousin have?",
+            "Now {name} has {step} {things}.",
+            "The cousin has {step} {things}.",
+        ),
+        (
+            "It took {name} {c} days to send {a} letters and {b} cards to friends, and every day "
+            "the same number of messages was sent. What was the number of messages per day?",
+            "{name} sent {step} messages.",
+            "The number of messages per day was {step}.",
+        ),
+        (
+            "{name} emptied {c} {boxes} that held equally many {things}. {She} gave away {a} of "
+            "the {things} and kept the other {b}. How many {things} had been in each {box}?",
+            "In all the {boxes} there had been {step} {things}.",
+            "In each {box} there had been {step} {things}.",
         ),
     ),
 }

@@ -6,6 +6,7 @@ The weights are random, so nothing here is clever; the shapes, files and code pa
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import yaml
@@ -22,7 +23,8 @@ from transformers import (
 )
 from trl import ModelConfig
 
-from quickstart.problems import generate
+from quickstart.problems import ONE_STEP, TEMPLATES, generate
+from quickstart.templates import TRAIN
 from sologrpo.model.loading import load_base_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,8 +61,10 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    # Fixed settings: what the quickstart ships may change, the tiny models should not.
-    problems = generate("train", 2000, 0, max_number=20, two_step_share=0.2)[:300]
+    # Fixed patterns and settings: what the quickstart ships may change, the tiny models should not.
+    patterns = {kind: TRAIN[kind][: 12 if kind in ONE_STEP else 5] for kind in TRAIN}
+    with patch.dict(TEMPLATES, train=patterns):
+        problems = generate("train", 2000, 0, max_number=20, two_step_share=0.2)[:300]
     texts = [TAGS] + [text for row in problems for text in _texts(row)]
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,

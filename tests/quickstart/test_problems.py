@@ -1,20 +1,29 @@
-"""The word problems: correct answers, and two splits without overlap."""
+"""The word problems: correct answers, and three splits without overlap."""
 
 import json
 import re
 from collections import Counter
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quickstart import problems
-from quickstart.problems import ONE_STEP, OPERATIONS, TEMPLATES, TWO_STEP, Problem, Split, generate
-from quickstart.templates import CONTAINERS, PEOPLE, THINGS
+from quickstart.problems import (
+    ONE_STEP,
+    OPERATIONS,
+    TEMPLATES,
+    TWO_STEP,
+    WORDS,
+    Problem,
+    Split,
+    generate,
+)
+from quickstart.templates import THINGS
 
 FOLDER = Path(problems.__file__).parent
-SPLITS: tuple[Split, Split] = ("train", "test")
+SPLITS: tuple[Split, ...] = ("train", "test", "test_unseen")
 SHIPPED = {split: FOLDER / f"{split}.jsonl" for split in SPLITS}
 CALCULATION = re.compile(r"(\d+) ([-+*/]) (\d+) = <<(\d+)([-+*/])(\d+)=(\d+)>>(\d+)")
 
@@ -27,20 +36,25 @@ def numbers(question: str) -> tuple[int, ...]:
     return tuple(sorted(int(number) for number in re.findall(r"\d+", question)))
 
 
-def pattern(question: str) -> re.Pattern[str]:
+def templates(split: Split) -> list[str]:
+    return [template[0] for kind in TEMPLATES[split].values() for template in kind]
+
+
+def pattern(question: str, split: Split) -> re.Pattern[str]:
     """Return an expression that matches every question from a template."""
-    people = "|".join(person.name for person in PEOPLE)
+    people, things, containers = WORDS[split]
+    names = "|".join(person.name for person in people)
     words = {
-        "name": people,
-        "other": people,
+        "name": names,
+        "other": names,
         "she": "she|he",
         "She": "She|He",
         "her": "her|him",
         "possessive": "her|his",
-        "thing": "|".join(thing.singular for thing in THINGS),
-        "things": "|".join(thing.plural for thing in THINGS),
-        "box": "|".join(container.singular for container in CONTAINERS),
-        "boxes": "|".join(container.plural for container in CONTAINERS),
+        "thing": "|".join(thing.singular for thing in things),
+        "things": "|".join(thing.plural for thing in things),
+        "box": "|".join(container.singular for container in containers),
+        "boxes": "|".join(container.plural for container in containers),
     } | dict.fromkeys("abc", r"\d+")
     pieces = re.split(r"{(\w+)}", question)
     return re.compile(
@@ -62,9 +76,10 @@ def test_schema(split: Split) -> None:
     for row in read(split):
         assert list(row) == ["question", "answer", "kind"]
         assert all(type(value) is str for value in row.values())
-        assert row["question"].endswith("?")
+        assert row["question"].count("?") <= 1
+        assert row["question"].endswith("?" if split == "test" else ("?", "."))
         assert not re.search(r"[{}]|  |\b[01] ", row["question"])
-        assert len(row["question"].split()) <= (30 if row["kind"] in ONE_STEP else 45)
+        assert len(row["question"].split()) <= (32 if row["kind"] in ONE_STEP else 45)
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -93,11 +108,11 @@ def test_arithmetic(split: Split) -> None:
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_questions_come_from_the_templates_of_their_split_only(split: Split) -> None:
-    other = SPLITS[1 - SPLITS.index(split)]
-    foreign = [pattern(t[0]) for templates in TEMPLATES[other].values() for t in templates]
+    others = [other for other in SPLITS if other != split]
+    foreign = [pattern(question, other) for other in others for question in templates(other)]
     own = {
-        kind: [pattern(template[0]) for template in templates]
-        for kind, templates in TEMPLATES[split].items()
+        kind: [pattern(template[0], split) for template in of_kind]
+        for kind, of_kind in TEMPLATES[split].items()
     }
     used: dict[str, set[int]] = {kind: set() for kind in own}
     for row in read(split):
@@ -111,21 +126,42 @@ def test_questions_come_from_the_templates_of_their_split_only(split: Split) -> 
     }
 
 
-def test_no_sentence_of_a_test_template_is_in_training() -> None:
+def test_no_two_splits_share_a_sentence() -> None:
     def sentences(split: Split) -> set[str]:
-        questions = [t[0] for templates in TEMPLATES[split].values() for t in templates]
-        return {s for question in questions for s in re.split(r"(?<=[.?]) ", question)}
+        return {s for question in templates(split) for s in re.split(r"(?<=[.?]) ", question)}
 
-    assert not sentences("train") & sentences("test")
+    for one, other in combinations(SPLITS, 2):
+        assert not sentences(one) & sentences(other)
 
 
-def test_splits_share_no_numbers_and_no_question() -> None:
-    train, test = read("train"), read("test")
+def test_unseen_problems_have_words_of_their_own() -> None:
+    people, things, containers = WORDS["train"]
+    seen = {word.lower() for noun in (*things, *containers) for word in noun}
+    seen |= {person.name.lower() for person in people}
+    for row in read("test_unseen"):
+        text = f"{row['question']} {row['answer']}".lower()
+        assert not seen & set(re.findall(r"[a-z]+", text)), text
+    unseen = {word for noun in (*WORDS["test_unseen"].things,) for word in noun}
+    unseen |= {person.name.lower() for person in WORDS["test_unseen"].people}
+    assert not unseen & set(re.findall(r"[a-z]+", " ".join(map(str, read("train"))).lower()))
+
+
+def test_unseen_problems_vary() -> None:
+    of_kinds = TEMPLATES["test_unseen"]
+    assert {kind: len(of_kinds[kind]) for kind in ONE_STEP} == dict.fromkeys(ONE_STEP, 10)
+    assert {kind: len(of_kinds[kind]) for kind in TWO_STEP} == dict.fromkeys(TWO_STEP, 5)
+    for kind in OPERATIONS:
+        assert any(template[0].startswith("How many") for template in of_kinds[kind]), kind
+
+
+def test_training_shares_no_numbers_and_no_question_with_the_test_splits() -> None:
+    train, test = read("train"), read("test") + read("test_unseen")
     questions = [row["question"] for row in train + test]
     assert len(set(questions)) == len(questions)
     for seed in range(3):  # other seeds and ranges too
         train += generate("train", 300, seed, max_number=20 + 10 * seed)
         test += generate("test", 200, seed + 3, max_number=50)
+        test += generate("test_unseen", 200, seed + 3, max_number=50)
     keys = {(row["kind"], numbers(row["question"])) for row in train}
     assert not [row for row in test if (row["kind"], numbers(row["question"])) in keys]
     for a in range(2, 21):
@@ -136,8 +172,9 @@ def test_splits_share_no_numbers_and_no_question() -> None:
 def test_balance() -> None:
     train = Counter(row["kind"] for row in read("train"))
     assert train == dict.fromkeys(ONE_STEP, 450) | dict.fromkeys(TWO_STEP, 50)
-    test = Counter(row["kind"] for row in read("test"))
-    assert test == dict.fromkeys(ONE_STEP, 90) | dict.fromkeys(TWO_STEP, 10)
+    for split in ("test", "test_unseen"):
+        test = Counter(row["kind"] for row in read(split))
+        assert test == dict.fromkeys(ONE_STEP, 90) | dict.fromkeys(TWO_STEP, 10)
     uneven = Counter(row["kind"] for row in generate("train", 42, two_step_share=0))
     assert sorted(uneven.values()) == [10, 10, 11, 11]
     assert {row["kind"] for row in generate("test", 40, two_step_share=1)} == set(TWO_STEP)
@@ -170,9 +207,9 @@ def test_seeds_sizes_and_order() -> None:
         ({"two_step_share": 1.5}, "two_step_share must be from 0 to 1"),
         (
             {"n": 1_000, "max_number": 2},
-            r"only \d+ of 225 different train problems of kind 'subtract'",
+            r"only \d+ of 225 different train problems of kind '\w+'",
         ),
-        ({"split": "valid"}, "'train' or 'test', not 'valid'"),
+        ({"split": "valid"}, "one of train, test, test_unseen, not 'valid'"),
     ],
 )
 def test_impossible_settings(settings: dict[str, Any], message: str) -> None:
