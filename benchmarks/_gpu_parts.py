@@ -45,7 +45,7 @@ from sologrpo.config.schedule import prompts_of_a_batch
 from sologrpo.console import quiet_libraries
 from sologrpo.environment import environment
 from sologrpo.model.loading import load_base_model
-from sologrpo.model.memory import bytes_for_tensors
+from sologrpo.model.memory import bytes_for_tensors, cpu_process
 from sologrpo.model.merging import merged
 from sologrpo.plan.footprint import footprint
 from sologrpo.plan.memory_plan import plan_memory
@@ -209,8 +209,9 @@ def measure_memory(check: Check, shape: str, four_bit: bool, row: Row) -> None:
     workload = check.workload(shape, load_in_4bit=four_bit)
     _, args, model_args = workload.settings
     on_gpu = torch.cuda.is_available()
-    free = bytes_for_tensors(torch.device("cuda" if on_gpu else "cpu"))
     size = footprint(build_policy(model_args), model_args)
+    process = cpu_process(size.number_bytes, bool(args.gradient_checkpointing))
+    free = bytes_for_tensors(torch.device("cuda" if on_gpu else "cpu"), process)
     plan = plan_memory(size, args, [check.sizes.prompt_tokens], free, on_gpu=on_gpu)
     row["planned_gib"] = round(plan.peak(free) / GIB, 4)
     with peak_of_tensors(row):

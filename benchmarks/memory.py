@@ -34,7 +34,7 @@ from transformers import (  # noqa: E402
 
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig  # noqa: E402
 from sologrpo.config.parsing import parse_config  # noqa: E402
-from sologrpo.model.memory import bytes_for_tensors, free_bytes  # noqa: E402
+from sologrpo.model.memory import bytes_for_tensors, cpu_process, free_bytes  # noqa: E402
 from sologrpo.plan.footprint import Footprint, footprint  # noqa: E402
 from sologrpo.plan.memory_plan import MemoryPlan, memory_fix, plan_memory  # noqa: E402
 from sologrpo.plan.preflight import build_policy  # noqa: E402
@@ -141,7 +141,8 @@ def one_step(shape: str, checkpointing: bool, dtype: str) -> tuple[Footprint, Me
         workload.invent = _full_length
         build_config(shape).save_pretrained(folder)
         size = footprint(build_policy(model_args), model_args)
-        free = bytes_for_tensors(torch.device("cpu"))
+        process = cpu_process(size.number_bytes, checkpointing)
+        free = bytes_for_tensors(torch.device("cpu"), process)
         plan = plan_memory(size, args, [PROMPT_TOKENS], free, on_gpu=False)
         with LiveMemory() as memory:
             only = build(["solo"], workload)["solo"]

@@ -92,8 +92,9 @@ def attention(
     other = [name for name in _OTHER_KINDS if kwargs.get(name) is not None]
     if other:
         raise NotImplementedError(f"attention with {', '.join(other)} along a tree of tokens")
-    if torch.is_autocast_enabled(query.device.type):  # as for torch's own attention
-        dtype = torch.get_autocast_dtype(query.device.type)
+    kind = query.device.type  # the meta device has no autocast
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)  # as for torch's own attention
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     return tree.attend(module, query, key, value, scaling), None
 

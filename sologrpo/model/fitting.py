@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from accelerate import init_empty_weights
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from trl import ModelConfig
 
 from sologrpo.console import gibibytes
@@ -20,6 +20,27 @@ WEIGHTS_SHARE = 0.8
 
 class DoesNotFitError(InputError):
     """Raised where memory is too small; the message is one line and tells how to fix it."""
+
+
+def build_without_weights(
+    model_args: ModelConfig, config: PretrainedConfig, trust_remote_code: bool
+) -> PreTrainedModel:
+    """Build a model on the meta device.
+
+    Args:
+        model_args: dtype and attention.
+        config: of the model.
+        trust_remote_code: run the model's own code.
+    """
+    with init_empty_weights(include_buffers=True):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config,
+            dtype=pick_dtype(model_args.dtype),
+            attn_implementation=model_args.attn_implementation,
+            trust_remote_code=trust_remote_code,
+        )
+    model.tie_weights()
+    return model
 
 
 def unquantised_bytes(model_args: ModelConfig, trust_remote_code: bool = False) -> int:
@@ -41,13 +62,10 @@ def unquantised_bytes(model_args: ModelConfig, trust_remote_code: bool = False) 
         )
         if getattr(config, "quantization_config", None) is not None:
             return 0
-        with init_empty_weights(include_buffers=True):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-        model.tie_weights()
+        model = build_without_weights(model_args, config, trust_remote_code)
     except LIBRARY_ERRORS:
         return 0
-    count: int = sum(parameter.numel() for parameter in model.parameters())
-    return count * pick_dtype(model_args.dtype).itemsize
+    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def shortage(needed: int) -> str | None:

@@ -17,9 +17,10 @@ from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
-# A process on a CPU takes about this many times the size of its tensors, 1.6 to 3.2 times where it
-# was measured (docs/memory.md): glibc keeps freed memory, and fragmentation adds to it.
-CPU_PROCESS = 2.5
+# A process on a CPU takes up to this many times the size of its tensors: glibc keeps freed memory,
+# and fragmentation adds to it. Measured (docs/memory.md) were 1.6 to 2.3 times, but 2.6 and 3.2 in
+# fp32 with gradient checkpointing.
+CPU_PROCESS, CPU_PROCESS_CHECKPOINTING_FP32 = 2.5, 3.2
 
 # What memory of the device runs out in besides torch's allocator and cuDNN: cuBLAS (its handle and
 # workspace), Triton's launcher and bitsandbytes' kernels, CUDA's runtime and driver.
@@ -52,15 +53,27 @@ def free_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def bytes_for_tensors(device: torch.device, free: int | None = None) -> int:
+def cpu_process(number_bytes: int, checkpointing: bool) -> float:
+    """Return how many times the size of its tensors a process on a CPU takes.
+
+    Args:
+        number_bytes: bytes of a number in the compute dtype.
+        checkpointing: gradient checkpointing.
+    """
+    is_fp32 = number_bytes == torch.float32.itemsize
+    return CPU_PROCESS_CHECKPOINTING_FP32 if checkpointing and is_fp32 else CPU_PROCESS
+
+
+def bytes_for_tensors(device: torch.device, process: float, free: int | None = None) -> int:
     """Count the free bytes that tensors can take; on a CPU, the process takes more than they do.
 
     Args:
         device: where the tensors are.
+        process: of `cpu_process`.
         free: all free bytes; None to look them up.
     """
     free = free_bytes(device) if free is None else free
-    return free if device.type == "cuda" else int(free / CPU_PROCESS)
+    return free if device.type == "cuda" else int(free / process)
 
 
 def activation_bytes(model: PreTrainedModel | PeftModel) -> int:

@@ -1,5 +1,6 @@
 """Print the plan of a run before anything is loaded that takes time."""
 
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,9 @@ from sologrpo.data.dataset import describe_lengths, prompt_token_ids, render_pro
 from sologrpo.device import describe_device, one_device
 from sologrpo.errors import InputError
 from sologrpo.model.loading import dtype_name, pick_dtype
-from sologrpo.model.memory import CPU_PROCESS, bytes_for_tensors, free_bytes
+from sologrpo.model.memory import bytes_for_tensors, cpu_process, free_bytes
 from sologrpo.plan.footprint import Footprint, disk_bytes, footprint, free_disk_bytes
+from sologrpo.plan.kernels import Kernels, describe_kernels
 from sologrpo.plan.memory_plan import MemoryPlan, memory_fix, plan_memory
 from sologrpo.plan.warnings import suspicious_settings
 from sologrpo.sampling.shared_cache import shared_beginning
@@ -65,11 +67,20 @@ def print_plan(
     steps = optimizer_steps(args, len(train_dataset))
     prompts = prompt_token_ids(train_dataset["prompt"], tokenizer)
     lengths = list(map(len, prompts))
+    kernels = describe_kernels(run, args, model, train_dataset, policy)
+    planned = copy.copy(args)
+    if kernels.packs:
+        planned.share_prompts = kernels.shares_prompts
     needs = _compute_needs(
-        args, footprint(policy, model), lengths, shared_beginning(prompts), steps
+        planned, footprint(policy, model), lengths, shared_beginning(prompts), steps
     )
     device = f"{describe_device()}, {_describe_format(model, gflops)}"
-    for name, text in (("device", device), *_plan_lines(run, args, model, lengths, needs)):
+    for name, text in (
+        ("device", device),
+        ("kernels", f"training: {kernels.training}"),
+        ("", f"sampling: {kernels.sampling}"),
+        *_plan_lines(run, args, model, lengths, needs, kernels),
+    ):
         print_line(console, f"{name:<8} {text}")
     for text in (
         *_shortages(needs, args, model),
@@ -93,6 +104,7 @@ class _Needs:
     memory: MemoryPlan
     free_memory: int
     free_for_tensors: int
+    process: float
     on_gpu: bool
     disk: int
     free_disk: int
@@ -100,7 +112,7 @@ class _Needs:
     @property
     def overhead(self) -> str:
         """Note that a process on a CPU takes more memory than its tensors."""
-        return "" if self.on_gpu else f" (the process up to {CPU_PROCESS} times that)"
+        return "" if self.on_gpu else f" (the process up to {self.process} times that)"
 
 
 def _compute_needs(
@@ -116,7 +128,8 @@ def _compute_needs(
     device = torch.device(one_device())
     on_gpu = device.type == "cuda"
     free = free_bytes(device)
-    for_tensors = bytes_for_tensors(device, free)
+    process = cpu_process(size.number_bytes, bool(args.gradient_checkpointing))
+    for_tensors = bytes_for_tensors(device, process, free)
     return _Needs(
         steps=steps,
         longest_prompt=longest,
@@ -124,6 +137,7 @@ def _compute_needs(
         memory=plan_memory(size, args, lengths, for_tensors, root_T=root_T, on_gpu=on_gpu),
         free_memory=free,
         free_for_tensors=for_tensors,
+        process=process,
         on_gpu=on_gpu,
         disk=disk_bytes(args, size, steps),
         free_disk=free_disk_bytes(Path(args.output_dir)),
@@ -141,6 +155,7 @@ def _plan_lines(
     model: ModelConfig,
     lengths: Sequence[int],
     needs: _Needs,
+    kernels: Kernels,
 ) -> list[tuple[str, str]]:
     """Describe a run in (label, text) pairs, without its device."""
     size, memory = needs.size, needs.memory
@@ -150,7 +165,9 @@ def _plan_lines(
     tokens = completions * args.max_completion_length
     rows = completions_of_a_step(args) // args.world_size
     row_tokens = rows * (needs.longest_prompt + args.max_completion_length)
-    shared = f"of {row_tokens:,} in the rows of a step, {memory.step_tokens:,} are computed"
+    computed = f"of {row_tokens:,} in the rows of a step, {memory.step_tokens:,} are computed"
+    if kernels.shares_prompts:
+        computed += ": what prompts share once in a pass"
     return [
         ("model", f"{model.model_name_or_path}, {size.total / 1e6:,.0f}M parameters, {quantised}, "
                   f"{gibibytes(size.weights_bytes)}"),
@@ -160,8 +177,7 @@ def _plan_lines(
         ("data", f"{run.dataset_name}: {len(lengths)} prompts, {describe_lengths(lengths)}"),
         ("rewards", ", ".join(str(reward) for reward in run.rewards)),
         ("batch", batch_arithmetic(args)),
-        *([("tokens", f"{shared}: what prompts share once in a pass")] if run.trainer == "solo"
-          else []),
+        *([("tokens", computed)] if kernels.packs else []),
         ("memory", f"about {gibibytes(peak)}{needs.overhead}, {gibibytes(needs.free_memory)} free: "
                    f"weights and adapter {gibibytes(memory.held)}, "
                    f"sampling {gibibytes(memory.merged + memory.cache)}, "

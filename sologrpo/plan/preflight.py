@@ -23,7 +23,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -43,6 +42,7 @@ from sologrpo.data.dataset import render_prompt
 from sologrpo.device import one_device
 from sologrpo.errors import LIBRARY_ERRORS, InputError, refusing
 from sologrpo.evaluation.evaluate import VALIDATION_SCORES
+from sologrpo.model.fitting import build_without_weights
 from sologrpo.model.loading import cannot_load, pick_dtype
 from sologrpo.sampling.vllm_engine import check_swappable
 from sologrpo.sampling.vllm_server import AdapterServer
@@ -116,15 +116,9 @@ def build_policy(model_args: ModelConfig, trust_remote_code: bool = False) -> Pe
     name, dtype = str(model_args.model_name_or_path), pick_dtype(model_args.dtype)
     config = _load_config(model_args, trust_remote_code)
     attention = model_args.attn_implementation
-    with (
-        refusing(f"{name} cannot be built with attn_implementation {attention}"),
-        init_empty_weights(include_buffers=True),
-    ):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code
-        )
+    with refusing(f"{name} cannot be built with attn_implementation {attention}"):
+        model = build_without_weights(model_args, config, trust_remote_code)
         model.set_attn_implementation("sdpa")  # which can be measured without weights
-    model.tie_weights()
     adapter = _adapter_config(model_args, model)
     with refusing("the adapter does not fit the model"), init_empty_weights(include_buffers=True):
         policy = get_peft_model(model, adapter, autocast_adapter_dtype=False).to(dtype)
@@ -257,8 +251,16 @@ def _try_loading(args: SoloGRPOConfig) -> None:
             )
 
 
+def sampling_config(args: SoloGRPOConfig) -> GenerationConfig:
+    """Build sampling settings as TRL 1.16.0 does (grpo_trainer.py:1153); they end no completion."""
+    settings = {name: getattr(args, name) for name in SAMPLING_SETTINGS}
+    limits = {"max_new_tokens": TRIED_TOKENS, "do_sample": True, "pad_token_id": 0}
+    given = args.generation_kwargs or {}
+    return GenerationConfig(**limits | settings | given, disable_compile=True)
+
+
 def _try_generation(args: SoloGRPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Sample from a tiny model, with settings as TRL 1.16.0 builds them (grpo_trainer.py:1153)."""
+    """Sample from a tiny model, or build vLLM's parameters."""
     given = args.generation_kwargs or {}
     if args.use_vllm:  # vllm_generation.py:672
         parameters = import_module("vllm").SamplingParams
@@ -272,9 +274,7 @@ def _try_generation(args: SoloGRPOConfig, tokenizer: PreTrainedTokenizerBase) ->
         num_attention_heads=1, max_position_embeddings=64,
     ))  # fmt: skip
     with refusing("sampling settings"), torch.random.fork_rng(devices=[]):
-        settings = {name: getattr(args, name) for name in SAMPLING_SETTINGS} | given
-        limits = {"max_new_tokens": TRIED_TOKENS, "do_sample": True, "pad_token_id": 0}
-        config = GenerationConfig(**limits | settings, disable_compile=True)
+        config = sampling_config(args)
         config.max_new_tokens = min(TRIED_TOKENS, config.max_new_tokens)
         ids = torch.zeros(2, 1, dtype=torch.long)
         sampled = model.generate(ids, attention_mask=ids + 1, generation_config=config)

@@ -3,7 +3,6 @@
 `Bench` scores them with a reward, called as TRL calls it.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rewards import Reward, parse_gold
 from rewards.completions import Scores
-from rewards.grading import CLOSE, OPEN
-from sologrpo.prompts import PromptFormat, WorkedExample
+from rewards.grading import BOX, CLOSE, MARK, OPEN
+from sologrpo.prompts import PromptFormat, WorkedExample, without_annotations
 
 COUNTED_TO = 60  # lists of numbers run from 0 to here, which covers most answers of GSM8K
 
@@ -140,7 +139,7 @@ def solution_of(answer: str) -> str:
     '9 * 2 = 18'
     """
     solution, _, _ = answer.rpartition("####")
-    return re.sub(r"<<[^<>]*>>", "", solution).strip() or "..."
+    return without_annotations(solution).strip() or "..."
 
 
 def render(prompt_format: PromptFormat, reasoning: str, answer: str) -> str:
@@ -192,12 +191,12 @@ def hostile_completions(
     instruction = prompt_format.system_prompt if system_prompt is None else system_prompt
     completions = {
         "empty text": "",
-        "echo of the instruction": instruction + prompt_format.suffix,
+        "echo of the instruction": instruction + prompt_format.ask(""),
         "right number, no markup": f"The answer is {gold}.",
     }
     for case, answer in answers.items():
         completions[case] = render(prompt_format, reasoning, answer)
-    tricks = _tag_tricks if OPEN in prompt_format.completion else _box_tricks
+    tricks = next(t for mark, t in TRICKS.items() if mark in prompt_format.completion)
     return completions | tricks(prompt_format, reasoning, gold)
 
 
@@ -238,3 +237,19 @@ def _box_tricks(prompt_format: PromptFormat, reasoning: str, gold: int) -> dict[
         "box not closed": right.rpartition("}")[0],
         "right box, then retracted": f"{right}\nWait, that is wrong. It is {gold + 1}.",
     }
+
+
+def _line_tricks(prompt_format: PromptFormat, reasoning: str, gold: int) -> dict[str, str]:
+    def lines(*answers: object) -> str:
+        return "".join(f"\n{MARK} {answer}" for answer in answers)
+
+    return {
+        "right line inside the reasoning": f"<think>{lines(gold)}\n</think>",
+        "two lines, the right one first": reasoning + lines(gold, gold + 1),
+        "two lines, the right one last": reasoning + lines(gold + 1, gold),
+        "stuffed with lines": reasoning + lines(*_numbers_with(gold)),
+        "answer in the line below": f"{reasoning}\n{MARK}\n{gold}",
+    }
+
+
+TRICKS = {OPEN: _tag_tricks, BOX: _box_tricks, MARK: _line_tricks}  # by what a format writes

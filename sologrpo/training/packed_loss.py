@@ -26,6 +26,7 @@ from sologrpo.model.memory import (
     TokenBytes,
     activation_bytes,
     bytes_for_tensors,
+    cpu_process,
     is_out_of_memory,
 )
 from sologrpo.model.merging import working_dtype
@@ -70,23 +71,25 @@ class PackedScorer:
 
     @cached_property
     def _shares_prompts(self) -> bool:
-        """Other attention knows no tree, and a layer that sees a window would need its own."""
-        config = self._model.config.get_text_config()
-        is_plain = config._attn_implementation == SDPA and has_plain_cache(config)
-        if not (self._args.share_prompts and is_plain and follows_trees(self._model)):
+        attention = self._model.config.get_text_config()._attn_implementation
+        if sharing_obstacle(self._args, self._model, attention) is not None:
             return False
         return self._model.device.type == "cpu" or self._can_share_prompts()
 
     def _can_share_prompts(self) -> bool:
         """Try attention along a tree, which is compiled for the GPU, against that of each row."""
-        device = self._model.device
-        batch = _trial_batch(self._model.config.get_text_config().vocab_size, device)
+        device, config = self._model.device, self._model.config.get_text_config()
+        gaps = []
         try:
-            with torch.enable_grad(), torch.random.fork_rng([device]):  # dropout draws numbers
-                shared, separate = (
-                    self._try(TokenTree.of(batch, share)) for share in (True, False)
-                )
-            gap = (shared - separate).abs().mean().item()
+            # Compiled for one size first; for the second, and for all that follow, once again.
+            for completion_T in (40, 50):
+                tokens = _trial_tokens(config.vocab_size, completion_T, device)
+                with torch.enable_grad(), torch.random.fork_rng([device]):  # dropout draws numbers
+                    shared, separate = (
+                        self._try(TokenTree.of(tokens, share)) for share in (True, False)
+                    )
+                gaps.append((shared - separate).abs().mean())
+            gap = torch.stack(gaps).amax().item()
             problem = "" if gap <= MAX_GAP else f"log-probs are {gap:.2g} nats per token off"
         except Exception as error:  # a compiler's, of any type
             if is_out_of_memory(error):
@@ -107,39 +110,30 @@ class PackedScorer:
         if self._args.train_token_budget is not None:
             return
         config = self._model.config.get_text_config()
+        number_bytes = working_dtype(self._model).itemsize
+        checkpointing = bool(self._args.gradient_checkpointing)
         with self._accelerator.autocast():
             activations = activation_bytes(self._model)
         token = TokenBytes.of(
-            activations,
-            config.num_hidden_layers,
-            config.hidden_size,
-            working_dtype(self._model).itemsize,
-            bool(self._args.gradient_checkpointing),
+            activations, config.num_hidden_layers, config.hidden_size, number_bytes, checkpointing
         )
-        free = bytes_for_tensors(self._model.device)
+        free = bytes_for_tensors(self._model.device, cpu_process(number_bytes, checkpointing))
         self.budget = TokenBudget(max(1, token.fitting(FREE_SHARE * free)), "training")
 
-    def score(
-        self,
-        model: torch.nn.Module,
-        batch: Batch,
-        compute_entropy: bool = False,
-        tokens: Tokens | None = None,
-    ) -> Scores:
-        """Score the completion tokens of all rows in one pass.
+    def score(self, model: torch.nn.Module, tokens: Tokens) -> Scores:
+        """Score the completion tokens of rows in one pass.
 
         Args:
             model: the policy or the reference, with TRL's fused LM head.
-            batch: (B, T) ids and masks of prompts and completions, one token at least.
-            compute_entropy: return entropies too.
-            tokens: of the batch, if they have been copied already.
+            tokens: of the rows; one completion has a token at least.
 
         Returns:
-            (B, T) log-probs, (B, T) entropies or None, and None for the auxiliary loss.
+            (B, T) log-probs, (B, T) entropies or, of a reference, None, and None for the auxiliary
+            loss.
         """
-        tree = TokenTree.of(batch, self._shares_prompts, tokens)
+        tree = TokenTree.of(tokens, self._shares_prompts)
         output = self._score(model, tree)
-        entropies = tree.rows(output.entropy) if compute_entropy else None
+        entropies = None if output.entropy is None else tree.rows(output.entropy)
         return tree.rows(output.log_probs), entropies, None
 
     def _score(self, model: torch.nn.Module, tree: TokenTree) -> Any:
@@ -165,8 +159,7 @@ class PackedScorer:
         def run(passes: list[Pass]) -> torch.Tensor:
             log_probs_BT = torch.zeros_like(completion_mask_BT, dtype=torch.float32)
             for rows, _ in passes:
-                part = select_rows(batch, rows)
-                log_probs = self.score(model, part, tokens=tokens.select(rows))[0]
+                log_probs = self.score(model, tokens.select(rows))[0]
                 log_probs_BT[on_device(rows, log_probs.device)] = log_probs.float()
             return log_probs_BT
 
@@ -198,6 +191,23 @@ class PackedScorer:
             most_rows = max((len(group) for group, _ in passes), default=0)
             with self.budget.halved_if_out_of_memory(largest, most_rows):
                 return run(passes)
+
+
+def sharing_obstacle(args: SoloGRPOConfig, model: Model, attention: str) -> str | None:
+    """Return why training passes share no prompts, or None if they may.
+
+    Args:
+        args: `share_prompts`.
+        model: with weights, or on the meta device.
+        attention: the model's implementation.
+    """
+    if not args.share_prompts:
+        return "share_prompts is off"
+    if attention != SDPA:
+        return f"{attention} attention follows no tree"
+    if not has_plain_cache(model.config.get_text_config()):
+        return "layers that see a window would need their own tree"
+    return None if follows_trees(model) else "the model hands no tree to its attention"
 
 
 @dataclass(frozen=True)
@@ -250,13 +260,19 @@ class PackedLoss:
         self._compute_loss = compute_loss
 
     def gradients(
-        self, model: torch.nn.Module, batch: Batch, rows: list[int], log_sampler_kl: bool
+        self,
+        model: torch.nn.Module,
+        batch: Batch,
+        tokens: Tokens,
+        rows: list[int],
+        log_sampler_kl: bool,
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[MicroBatchLog]]:
         """Compute the gradients of these rows, without the hooks of DDP and DeepSpeed.
 
         Args:
             model: the wrapped model.
             batch: TRL's batch of this optimizer step.
+            tokens: of the batch.
             rows: those that can change the gradient; if there are none, it is zero.
             log_sampler_kl: the old policy is the sampler's: log how far it is from the trainer's.
 
@@ -270,7 +286,6 @@ class PackedLoss:
         # the one backward pass that it sees.
         scaler = self._accelerator.scaler
         scale = 1.0 if scaler is None else scaler.get_scale()
-        tokens = Tokens.of(batch)
 
         def run(
             passes: list[Pass],
@@ -321,7 +336,7 @@ class PackedLoss:
     def _forward(
         self, model: torch.nn.Module, batch: Batch, tokens: Tokens, log_sampler_kl: bool
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        scores = self._scorer.score(model, batch, compute_entropy=True, tokens=tokens)
+        scores = self._scorer.score(model, tokens)
         loss, metrics = self._compute_loss(model, batch, scores)
         described = _compare_to_old_policy(scores[0].detach(), batch)
         if not log_sampler_kl:
@@ -395,15 +410,15 @@ class _GivenGradients(torch.autograd.Function):
         return None, None, *(gradient.mul_(scale) for gradient in gradients)
 
 
-def _trial_batch(vocabulary: int, device: torch.device) -> Batch:
-    """Build two completions of 40 tokens of each of two prompts of 100."""
-    prompts = torch.arange(100).repeat(4, 1)
-    prompts[2:, 10:] += 1  # the first ten are the same
-    completions = torch.arange(4 * 40).view(4, 40)
-    ids = {"prompt_ids": prompts, "completion_ids": completions}
-    batch = {name: (7 * rows % vocabulary).to(device) for name, rows in ids.items()}
-    masks = {"prompt_mask": prompts, "completion_mask": completions}
-    return batch | {name: torch.ones_like(rows).to(device) for name, rows in masks.items()}
+def _trial_tokens(vocabulary: int, completion_T: int, device: torch.device) -> Tokens:
+    """Build two completions of each of two prompts of 100 tokens, which begin equally."""
+
+    def ids(*places: int) -> tuple[int, ...]:
+        return tuple(7 * place % vocabulary for place in places)
+
+    prompts = [ids(*range(100))] * 2 + [ids(*range(10), *range(11, 101))] * 2
+    completions = [list(ids(*range(40 * row, 40 * row + completion_T))) for row in range(4)]
+    return Tokens(prompts, completions, completion_T, device)
 
 
 def _trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:

@@ -4,8 +4,8 @@ Every tensor whose first dimension is the rows belongs to them; prompt tensors a
 ``prompt_…``, and tensors with a value for every completion token are as wide as ``completion_ids``.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -50,8 +50,8 @@ def replace_rows(
 def _same_width(
     name: str, own: torch.Tensor, other: torch.Tensor, batch: Batch, pad_id: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    left = _is_of_prompts(name)
-    if not left and not _is_per_completion_token(own, batch):
+    left = name.startswith("prompt_")
+    if not left and (own.dim() != 2 or own.size(1) != batch["completion_ids"].size(1)):
         return own, other
     width = max(own.size(1), other.size(1))
     fill = pad_id if name.endswith("_ids") else 0
@@ -82,13 +82,6 @@ def rows_of_sequences(
     }
 
 
-def row_lengths(inputs: Batch) -> list[tuple[int, int]]:
-    """Count the (prompt, completion) tokens of every row, without padding."""
-    masks = inputs["prompt_mask"], inputs["completion_mask"]
-    prompt_T, completion_T = torch.stack([mask.sum(dim=1) for mask in masks]).tolist()
-    return list(zip(prompt_T, completion_T, strict=True))
-
-
 @dataclass(frozen=True)
 class Tokens:
     """Token ids of rows in main memory, without padding.
@@ -96,10 +89,14 @@ class Tokens:
     Attributes:
         prompts: of each row.
         completions: of each row, without what is masked.
+        completion_T: tokens of a completion with padding.
+        device: of the batch.
     """
 
     prompts: list[tuple[int, ...]]
     completions: list[list[int]]
+    completion_T: int
+    device: torch.device
 
     @classmethod
     def of(cls, batch: Batch) -> "Tokens":
@@ -113,11 +110,19 @@ class Tokens:
         return cls(
             [tuple(compress(*row)) for row in zip(prompt_ids, prompt_mask, strict=True)],
             [list(compress(*row)) for row in zip(completion_ids, completion_mask, strict=True)],
+            batch["completion_ids"].size(1),
+            batch["completion_ids"].device,
         )
 
     def select(self, rows: Sequence[int]) -> "Tokens":
         """Select rows."""
-        return Tokens([self.prompts[row] for row in rows], [self.completions[row] for row in rows])
+        prompts = [self.prompts[row] for row in rows]
+        completions = [self.completions[row] for row in rows]
+        return replace(self, prompts=prompts, completions=completions)
+
+    def count(self, rows: Iterable[int]) -> int:
+        """Count the tokens of rows, prompts and completions."""
+        return sum(len(self.prompts[row]) + len(self.completions[row]) for row in rows)
 
 
 @dataclass(frozen=True)
@@ -219,11 +224,3 @@ def select_rows(batch: Batch, rows: list[int]) -> Batch:
 def _is_of_rows(value: Any, batch: Batch) -> bool:
     n_rows = batch["completion_ids"].size(0)
     return isinstance(value, torch.Tensor) and value.dim() > 0 and value.size(0) == n_rows
-
-
-def _is_of_prompts(name: str) -> bool:
-    return name.startswith("prompt_")
-
-
-def _is_per_completion_token(value: torch.Tensor, batch: Batch) -> bool:
-    return value.dim() == 2 and value.size(1) == int(batch["completion_ids"].size(1))

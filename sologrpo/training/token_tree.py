@@ -23,7 +23,7 @@ from transformers.integrations.flex_attention import flex_attention_forward
 
 from sologrpo.model.attention import along
 from sologrpo.sampling.shared_cache import shared_beginning
-from sologrpo.training.packing import Batch, Tokens, on_device
+from sologrpo.training.packing import Tokens, on_device
 
 # Of fewer keys, the kernel's backward pass takes longer in bf16 than in fp32.
 MANY_KEYS = 256
@@ -81,20 +81,16 @@ class TokenTree:
         return along(self) if self.is_shared else {}
 
     @classmethod
-    def of(
-        cls, batch: Batch, share_prompts: bool = True, tokens: Tokens | None = None
-    ) -> "TokenTree":
-        """Lay out the rows of a batch; those whose completion is masked get no place.
+    def of(cls, tokens: Tokens, share_prompts: bool) -> "TokenTree":
+        """Lay out rows; those whose completion is masked get no place.
 
         Args:
-            batch: (B, T) ids and masks of prompts, padded on the left, and of completions.
+            tokens: of the rows.
             share_prompts: have one branch for all completions of a prompt, and a root. Without it,
                 the sequence is what transformers takes for packed rows.
-            tokens: of the batch, if they have been copied already.
         """
-        tokens = tokens or Tokens.of(batch)
         prompts, completions = tokens.prompts, tokens.completions
-        shape = batch["completion_ids"].shape
+        shape = torch.Size([len(completions), tokens.completion_T])
         rows_of: dict[Any, list[int]] = {}
         for row, completion in enumerate(completions):
             if completion:
@@ -121,9 +117,8 @@ class TokenTree:
                 targets += range(first, first + len(completion))
                 ends.append(len(ids))
             branches.append(Branch(start, stem_end, ends))
-        device = batch["completion_ids"].device
-        input_ids, position_ids = on_device([ids, positions], device)
-        where, what, whose = on_device([places, next_ids, targets], device)
+        input_ids, position_ids = on_device([ids, positions], tokens.device)
+        where, what, whose = on_device([places, next_ids, targets], tokens.device)
         return cls(
             input_ids[None], position_ids[None], where, what[None], whose, root, branches, shape,
             share_prompts,

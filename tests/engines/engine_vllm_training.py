@@ -148,7 +148,7 @@ def test_vllm_samples_with_the_log_probs_of_the_trained_model(run: Run) -> None:
         row = torch.tensor([[*prompt, *completion]])
         batch = rows_of_sequences(row, torch.ones_like(row), len(completion))
         with torch.no_grad():
-            trained = run.trainer._scorer.score(run.trainer.model, batch)[0][0]
+            trained = run.trainer._scorer.log_probs(run.trainer.model, batch)[0]
         torch.testing.assert_close(torch.tensor(sampled), trained, rtol=0, atol=ROUNDING)
 
 

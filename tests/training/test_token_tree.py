@@ -66,7 +66,7 @@ def row_by_row(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
 
 
 def at_once(model: PreTrainedModel, batch: Batch, share_prompts: bool = True) -> torch.Tensor:
-    tree = TokenTree.of(batch, share_prompts)
+    tree = TokenTree.of(Tokens.of(batch), share_prompts)
     output = model(
         input_ids=tree.input_ids, position_ids=tree.position_ids, use_cache=False, **tree.attention
     )
@@ -96,7 +96,8 @@ def test_log_probs_and_gradients_are_those_of_the_rows(
 @settings(deadline=None)
 @given(batch=batches())
 def test_each_token_comes_once(share_prompts: bool, batch: Batch) -> None:
-    tree, rows = TokenTree.of(batch, share_prompts), Rows.of(Tokens.of(batch), share_prompts)
+    ids = Tokens.of(batch)
+    tree, rows = TokenTree.of(ids, share_prompts), Rows.of(ids, share_prompts)
     every = list(range(len(batch["prompt_ids"])))
     assert tree.input_ids.size(1) == rows.tokens(every)
     assert tree.next_ids.size(1) == len(tree.places) == int(batch["completion_mask"].sum())
@@ -124,7 +125,7 @@ class Shapes(TorchDispatchMode):
 def test_a_tree_needs_no_mask_of_all_places(model: PreTrainedModel, share_prompts: bool) -> None:
     prompts = [[5, 6, 7 + i % 3, 8] for i in range(9)]
     batch = batch_of(prompts, [[10 + i] * (3 + i) for i in range(9)])
-    N = TokenTree.of(batch, share_prompts).input_ids.size(1)
+    N = TokenTree.of(Tokens.of(batch), share_prompts).input_ids.size(1)
     with Shapes() as shapes:
         gradients(model, at_once(model, batch, share_prompts))
     # Rows that share nothing are packed as transformers does it, with a mask.
@@ -136,7 +137,7 @@ def test_a_tree_needs_no_mask_of_all_places(model: PreTrainedModel, share_prompt
 @given(batch=batches())
 def test_flex_attention_along_the_tree_is_the_same(batch: Batch) -> None:
     """The way of GPUs; on a CPU it has no backward pass."""
-    tree = TokenTree.of(batch)
+    tree = TokenTree.of(Tokens.of(batch), share_prompts=True)
     N = tree.input_ids.size(1)
     q, k, v = (torch.randn(1, heads, N, 16) for heads in (4, 2, 2))
     ours = token_tree._in_parts(q, k, v, tree, 0.25)
