@@ -6,7 +6,7 @@ Text that comes from a run is escaped, because Plotly reads tags such as `<b>` a
 
 import html
 from collections import ChainMap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from typing import Any
@@ -16,9 +16,12 @@ import plotly.graph_objects as go
 from sologrpo.report.metrics import (
     REWARD,
     UNSMOOTHED,
+    VALIDATED,
+    VALIDATION,
     Metrics,
     Panel,
     Points,
+    intervals,
     is_zero,
     lines_of,
     load_chapters,
@@ -26,6 +29,7 @@ from sologrpo.report.metrics import (
 )
 from sologrpo.report.reading import Evaluation
 from sologrpo.report.values import Record, spread
+from sologrpo.scoring.statistics import wilson_interval
 
 # Distinct in print, in the dark and for most colour-blind readers.
 COLOURS = ("#2f6fde", "#e07b00", "#0f9d70", "#c9408f", "#8458d6", "#8a7a00")
@@ -62,7 +66,9 @@ def draw_chapters(
                 zero.append(panel.title)
                 continue
             right = metrics.get(panel.right, []) if panel.right else []
-            drawn.setdefault(chapter, []).append(_line_chart(panel, curves, right))
+            validated = dict(metrics.get(VALIDATED, []))
+            chart = _line_chart(panel, curves, right, validated)
+            drawn.setdefault(chapter, []).append(chart)
     return drawn, zero
 
 
@@ -133,14 +139,20 @@ def draw_accuracies(evaluations: Sequence[Evaluation]) -> Record | None:
 
 
 def _line_chart(
-    panel: Panel, curves: Sequence[Curve], right: Points | None = None, *, overlay: bool = False
+    panel: Panel,
+    curves: Sequence[Curve],
+    right: Points | None = None,
+    validated: Mapping[int, float] = {},
+    *,
+    overlay: bool = False,
 ) -> Record:
     """Draw curves over training steps.
 
     Args:
         curves: one without points leaves its colour unused.
         right: points of the panel's metric on the right.
-        overlay: of several runs: shows the legend of a single curve too, and no dots.
+        validated: number of problems of the validations, by step.
+        overlay: of several runs: shows the legend of a single curve too, no dots and no intervals.
     """
     styled = list(zip(curves, cycle(STYLES), strict=False))
     traces = [t for curve, style in styled for t in _traces(*curve, *style, panel.percent)]
@@ -148,9 +160,12 @@ def _line_chart(
         name = "validation accuracy"
         traces += _traces(panel.right, name, right, VALIDATION_COLOUR, "solid", percent=True)
         traces[-1].yaxis = "y2"
+        traces[-1].error_y = _error_bars(right, validated)
+    elif curves[0][0] == VALIDATION:
+        traces[0].error_y = _error_bars(curves[0][2], validated)
     steps = [step for trace in traces for step in trace.x]
     if overlay:
-        traces = [trace for trace in traces if trace.mode != "markers"]
+        traces = [trace for trace in traces if trace.hoverinfo != "skip"]
     rows = len({trace.name for trace in traces}) // 2
     layout: Record = {
         "height": HEIGHT + ROW_HEIGHT * rows,
@@ -197,8 +212,35 @@ def _traces(
     if key != REWARD:
         return [curve]
     marker = {"color": colour, "size": 4, "opacity": 0.5}
-    quiet = {"hoverinfo": "skip", "showlegend": False}
-    return [go.Scatter(**_xy(logged), name=name, mode="markers", marker=marker, **quiet), curve]
+    quiet = {"name": name, "hoverinfo": "skip", "showlegend": False}
+    dots = go.Scatter(**_xy(logged), mode="markers", marker=marker, **quiet)
+    return [*_band(points, colour, quiet), dots, curve]
+
+
+def _band(points: Points, colour: str, quiet: Record) -> list[go.Scatter]:
+    """Draw the intervals of the moving average as an area, once there are enough steps."""
+    found = spread(intervals(points), MAX_POINTS)
+    if len(found) < 2:
+        return []
+    outline = [(step, high) for step, _, high in found]
+    outline += [(step, low) for step, low, _ in reversed(found)]
+    fill = {"fill": "toself", "fillcolor": f"{colour}26", "line": {"width": 0}}
+    return [go.Scatter(**_xy(outline), mode="lines", **fill, **quiet)]
+
+
+def _error_bars(points: Points, validated: Mapping[int, float]) -> Record:
+    """Return the intervals of validated shares as error bars of the line that draws them."""
+    shown = spread(points, MAX_POINTS)
+    ends = [
+        wilson_interval(value * n, n) if (n := validated.get(step)) else (value, value)
+        for step, value in shown
+    ]
+    return {
+        "array": [high - value for (_, value), (_, high) in zip(shown, ends, strict=True)],
+        "arrayminus": [value - low for (_, value), (low, _) in zip(shown, ends, strict=True)],
+        "thickness": 1,
+        "width": 3,
+    }
 
 
 def _xy(points: Points) -> dict[str, list[Any]]:

@@ -28,6 +28,7 @@ def comparison_page(runs: Sequence[Run]) -> Record:
     ]
     return {
         "name": " · ".join(run.name for run in runs),
+        "live": None,
         "notes": [f"{run.name}: {note}" for run in runs for note in run.notes],
         "names": [run.name for run in runs],
         "facts": _side_by_side([facts(run) for run in runs]),

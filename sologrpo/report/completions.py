@@ -47,10 +47,15 @@ class Settings(Schema):
         weighted = [weights[name] * score for name, score in scores.items() if score is not None]
         return sum(weighted) if weighted else None
 
+    def judge(self, scores: dict[str, float | None]) -> str | None:
+        """Name the reward that judges the answer; None if there is none."""
+        judges = [self.outcome_reward] if self.outcome_reward else OUTCOME_REWARDS
+        return next((name for name in judges if name in scores), None)
+
     def verdict(self, scores: dict[str, float | None]) -> str:
         """Return "right", "wrong" or "not judged" by the reward that judges the answer."""
-        judges = [self.outcome_reward] if self.outcome_reward else OUTCOME_REWARDS
-        score = next((scores[name] for name in judges if name in scores), None)
+        judge = self.judge(scores)
+        score = None if judge is None else scores[judge]
         if score is None:
             return "not judged"
         return "right" if score >= RIGHT else "wrong"
@@ -174,14 +179,16 @@ def _describe(groups: Sequence[list[_Row]], settings: Settings) -> list[Group]:
 def _completion(row: _Row, settings: Settings) -> Record:
     columns: Record = row.model_extra or {}
     rewards = {name: columns[name] for name in settings.weights() if name in columns}
+    reason = f"{settings.judge(rewards)}/reason"
     return {
         "text": row.completion_text(),
         "verdict": settings.verdict(rewards),
+        "reason": columns.get(reason),
         "signal": _signal(row.advantage),
         "advantage": row.advantage,
         "reward": settings.total(rewards),
         "rewards": rewards,
-        "logged": {name: value for name, value in columns.items() if name not in rewards},
+        "logged": {name: columns[name] for name in columns if name not in {*rewards, reason}},
     }
 
 

@@ -83,19 +83,30 @@ def compare_all(evaluations: Sequence[Evaluation]) -> list[Record]:
     Returns:
         Paired numbers, as in `results.json`.
     """
-    before, later = _split(evaluations)
     return [
         {**found, "label": after.label}
-        for after in later
-        if (found := after.results if "baseline" in after.results else compare(before, after))
+        for after in evaluations
+        if not after.baseline and (found := _compared(after, evaluations))
     ]
 
 
-def _split(evaluations: Sequence[Evaluation]) -> tuple[Evaluation | None, list[Evaluation]]:
-    """Return the baseline, and the evaluations of trained models."""
-    return (
-        next((e for e in evaluations if e.baseline), None),
-        [e for e in evaluations if not e.baseline],
+def _compared(after: Evaluation, evaluations: Sequence[Evaluation]) -> Record | None:
+    if "baseline" in after.results:
+        return after.results
+    return compare(_baseline_of(after, evaluations), after)
+
+
+def _baseline_of(after: Evaluation, evaluations: Sequence[Evaluation]) -> Evaluation | None:
+    """Find the baseline that answered the same problems under the same prompt format."""
+    asked = after.records[0].prompt_format
+    return next(
+        (
+            before
+            for before in evaluations
+            if before.baseline and before.records[0].prompt_format == asked
+            if _same_problems(before, after)
+        ),
+        None,
     )
 
 
@@ -129,9 +140,9 @@ Problem = tuple[str, dict[str, records.Record]]  # verdict, and answers by label
 
 def list_problems(evaluations: Sequence[Evaluation]) -> Record | None:
     """List the problems that changed from the baseline, or else those of one evaluation."""
-    before, later = _split(evaluations)
+    later = [evaluation for evaluation in evaluations if not evaluation.baseline]
     for after in later:
-        if before and _same_problems(before, after):
+        if before := _baseline_of(after, evaluations):
             return _changed(before, after)
     return _answered((later or evaluations)[0]) if evaluations else None
 

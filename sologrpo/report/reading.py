@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ConfigDict, Field
 
@@ -13,11 +13,13 @@ from sologrpo.files import (
     COMPLETIONS,
     ENVIRONMENT,
     EVALUATIONS,
+    FORMAT_TABLE,
     METRICS,
     PRECISION_TABLE,
     RECORDS,
     RESULTS,
     RUN_CONFIG,
+    WARNINGS,
 )
 from sologrpo.report.completions import Completions, Settings, read_completions
 from sologrpo.report.metrics import Metrics
@@ -26,6 +28,8 @@ from sologrpo.schema import Schema, looked_in, parse, parse_json, read_json, rea
 from sologrpo.scoring import records
 from sologrpo.scoring.records import Share, read_records, read_results
 from sologrpo.scoring.statistics import Comparison, Interval
+
+T = TypeVar("T")
 
 
 class Precision(Comparison):
@@ -40,6 +44,33 @@ class Precisions(Schema):
 
     trained: str
     precisions: dict[str, Precision]
+
+
+class Warned(Schema):
+    """A warning that the diagnosis printed during the run."""
+
+    step: int
+    topic: str
+    text: str
+
+
+class PromptFormat(Comparison):
+    """A trained model under one prompt, against its baseline."""
+
+    role: str
+    baseline_accuracy_lenient: Share
+    accuracy_lenient: Share
+    baseline_truncated_rate: Share
+    truncated_rate: Share
+
+
+class PromptFormats(Schema):
+    """The content of a `prompt_formats.json`: whether the gain travels, and a row per prompt."""
+
+    verdict: str
+    n: int
+    split: str
+    prompt_formats: dict[str, PromptFormat]
 
 
 @dataclass(frozen=True)
@@ -61,9 +92,11 @@ class Run:
     settings: Settings
     environment: Record
     metrics: Metrics
+    warnings: list[Warned]
     completions: Completions
     evaluations: list[Evaluation]
     precisions: Precisions | None
+    prompt_formats: dict[str, PromptFormats]  # by file name
     notes: list[str]
 
 
@@ -79,6 +112,11 @@ def read_run(run_dir: Path) -> Run:
     if not run_dir.is_dir():
         where = f"{run_dir}{looked_in(run_dir)}"
         raise InputError(f"{where} is not a run directory: name one that train.py made")
+    return read_files(run_dir)
+
+
+def read_files(run_dir: Path) -> Run:
+    """Read what there is of a run directory, which may not exist yet."""
     notes: list[str] = []
     read = partial(read_or_note, notes=notes)
     no_config: tuple[Record, Settings] = ({}, Settings())
@@ -93,9 +131,17 @@ def read_run(run_dir: Path) -> Run:
         settings=settings,
         environment=read(partial(read_json, schema=dict[str, Any]), run_dir / ENVIRONMENT, {}),
         metrics=read(_read_metrics, run_dir / METRICS, {}),
+        warnings=read(_read_warnings, run_dir / WARNINGS, []),
         completions=read_completions(run_dir / COMPLETIONS, settings, notes),
         evaluations=sorted(filter(None, evaluations), key=_order),
-        precisions=read(partial(read_json, schema=Precisions), folder / PRECISION_TABLE, None),
+        precisions=read(
+            partial(read_json, schema=Precisions), folder / PRECISION_TABLE.format(""), None
+        ),
+        prompt_formats={
+            path.name: table
+            for path in sorted(folder.glob(FORMAT_TABLE.format("*")), key=lambda path: path.stem)
+            if (table := read(partial(read_json, schema=PromptFormats), path, None))
+        },
         notes=notes,
     )
 
@@ -117,14 +163,25 @@ class _Row(Schema):
 def _read_metrics(path: Path) -> Metrics:
     """Read the points of each metric. A step that was trained again after a resume counts once."""
     points: dict[str, dict[int, float]] = defaultdict(dict)
-    # The trainer may be writing the last line, which has no line break yet.
-    for number, line in enumerate(read_text(path).split("\n")[:-1], start=1):
-        where = f"{path}, line {number}"
-        row = parse(_Row, parse_json(line, where), where)
+    for row in _read_lines(path, _Row):
         for name, value in row:
             if value is not None:
                 points[name][row.step] = value
     return {name: sorted(found.items()) for name, found in points.items()}
+
+
+def _read_warnings(path: Path) -> list[Warned]:
+    """Read the latest warning of each topic: a resumed run warns again."""
+    return [*{warned.topic: warned for warned in _read_lines(path, Warned)}.values()]
+
+
+def _read_lines(path: Path, schema: type[T]) -> list[T]:
+    """Read the complete lines of a log; the trainer may be writing the last one."""
+    rows = []
+    for number, line in enumerate(read_text(path).split("\n")[:-1], start=1):
+        where = f"{path}, line {number}"
+        rows.append(parse(schema, parse_json(line, where), where))
+    return rows
 
 
 def _read_evaluation(path: Path) -> Evaluation:

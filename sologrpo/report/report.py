@@ -2,6 +2,7 @@
 
     sologrpo report runs/x                 # runs/x/report.html
     sologrpo report runs/x runs/y runs/z   # runs/comparison.html
+    sologrpo report --follow runs/x        # served while it trains: `sologrpo.report.follow`
 
 It reads and writes files only. A page is one file without outside resources. Model output reaches
 it only through an autoescaping template, and its content policy allows no other scripts.
@@ -66,7 +67,7 @@ def write_report(run_dir: Path) -> Path:
     run = read_run(run_dir)
     write_atomically(run_dir / REWARD_CURVE, draw_reward_curve(run.metrics, run.name))
     path = run_dir / REPORT
-    write_atomically(path, _render("report.html.j2", _run_page(run)))
+    write_atomically(path, render("report.html.j2", run_page(run)))
     return path
 
 
@@ -88,24 +89,27 @@ def write_comparison(run_dirs: Sequence[Path], path: Path | None = None) -> Path
     names = distinct_names(run_dirs)
     runs = [replace(read_run(path), name=name) for path, name in zip(run_dirs, names, strict=True)]
     path = path or run_dirs[0].resolve().parent / "comparison.html"
-    write_atomically(path, _render("comparison.html.j2", comparison_page(runs)))
+    write_atomically(path, render("comparison.html.j2", comparison_page(runs)))
     return path
 
 
-def _run_page(run: Run) -> Record:
+def run_page(run: Run) -> Record:
     """Return the values of the template for one run."""
     drawn, zero = draw_chapters(run.metrics, run.settings.labels())
     comparisons = compare_all(run.evaluations)
     recipe = {key: run.config[key] for key in RECIPE if run.config.get(key) is not None}
     return {
         "name": run.name,
+        "live": None,
         "notes": run.notes,
+        "warnings": run.warnings,
         "facts": facts(run),
         "evaluations": run.evaluations,
         "accuracies": draw_accuracies(run.evaluations),
         "rates": rates(run.evaluations),
         "kinds": kinds(run.evaluations),
         "precisions": run.precisions,
+        "prompt_formats": run.prompt_formats,
         "results": [(e.label, flatten(e.results)) for e in run.evaluations],
         "comparisons": comparisons,
         "verdict": verdict_sentence(comparisons[0]) if comparisons else None,
@@ -121,7 +125,14 @@ def _run_page(run: Run) -> Record:
     }
 
 
-def _render(template: str, page: Record) -> str:
+def render(template: str, page: Record, library: bool = True) -> str:
+    """Fill a template.
+
+    Args:
+        template: name of its file.
+        page: values of the template; with `live`, the page follows the server it comes from.
+        library: include Plotly's library.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -130,15 +141,35 @@ def _render(template: str, page: Record) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update({function.__name__: function for function in FILTERS})
-    script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
-    packed, library_hash = _plotly()
+    live = page["live"] is not None
     return environment.get_template(template).render(
         **page,
         style=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
-        script=Markup(script),
-        library=packed,
-        allowed_scripts=[_hash(script), library_hash],
+        scripts=[Markup(script) for script in _scripts(live)],
+        library=_plotly()[0] if library else "",
+        policy=content_policy(live),
     )
+
+
+def content_policy(live: bool) -> str:
+    """Return the content policy of a page: no scripts but ours, and nothing from elsewhere.
+
+    Args:
+        live: it may fetch from the server it comes from.
+    """
+    hashes = [*map(_hash, _scripts(live)), _plotly()[1]]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
+    connect = "; connect-src 'self'" if live else ""
+    return (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}{connect}; "
+        "form-action 'none'; base-uri 'none'"
+    )
+
+
+@cache
+def _scripts(live: bool) -> list[str]:
+    names = ["live.js", "report.js"] if live else ["report.js"]
+    return [(TEMPLATES / name).read_text(encoding="utf-8") for name in names]
 
 
 @cache
@@ -168,7 +199,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     parser = Parser(
         prog="sologrpo report",
-        description="Write report.html into a run directory, or one page that compares several.",
+        description="Write report.html into a run directory, or one page that compares several; "
+        "with --follow, serve the page of a run while it trains.",
         formatter_class=HelpFormatter,  # without "(default: None)"
     )
     parser.add_argument(
@@ -178,11 +210,25 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--output", type=Path, metavar="FILE",
         help="page of several runs (default: comparison.html next to the first)",
     )  # fmt: skip
+    parser.add_argument(
+        "--follow", action="store_true",
+        help="serve the page of one run on this machine, and keep it up to date",
+    )  # fmt: skip
+    parser.add_argument(
+        "--port", type=int, metavar="N", help="of --follow (default: the first free from 8765)"
+    )
     arguments = parser.parse_args(argv)
-    if len(arguments.run_dirs) > 1:
-        written = write_comparison(arguments.run_dirs, arguments.output)
+    if arguments.port is not None and not arguments.follow:
+        raise InputError("--port is for --follow")
+    if arguments.follow:
+        if len(arguments.run_dirs) > 1 or arguments.output:
+            raise InputError("--follow serves the page of one run, and writes none")
+        from sologrpo.report.follow import follow  # imports this module
+
+        follow(arguments.run_dirs[0], arguments.port)
+    elif len(arguments.run_dirs) > 1:
+        print(printable(str(write_comparison(arguments.run_dirs, arguments.output))))
     elif arguments.output:
         raise InputError("--output is for several runs; the page of one is its report.html")
     else:
-        written = write_report(arguments.run_dirs[0])
-    print(printable(str(written)))
+        print(printable(str(write_report(arguments.run_dirs[0]))))

@@ -21,6 +21,7 @@ from made_up_run import (
     PROBLEMS,
     attack_everywhere,
     eval_record,
+    formats_table,
     metric_row,
     metric_rows,
     write_completions,
@@ -30,7 +31,8 @@ from made_up_run import (
 )
 from sologrpo.errors import InputError
 from sologrpo.report import write_comparison, write_report
-from sologrpo.report.metrics import smoothed
+from sologrpo.report.evaluation import compare_all
+from sologrpo.report.metrics import intervals, smoothed
 from sologrpo.report.reading import read_run
 from sologrpo.report.report import main
 from sologrpo.report.reward_curve import draw_reward_curve
@@ -260,6 +262,34 @@ def test_lines_are_means_of_the_steps_before(tmp_path: Path) -> None:
     assert smoothed("reward", []) == []
 
 
+def test_intervals_hold_the_noise_and_not_the_trend() -> None:
+    rng = random.Random(1)
+    noisy = [(step, 0.1 * step + rng.gauss(0, 0.5)) for step in range(1, 101)]
+    bounds = {step: (low, high) for step, low, high in intervals(noisy)}
+    assert min(bounds) == 4  # three differences
+    within = [low < 0.1 * (step - 4.5) < high for step, (low, high) in bounds.items() if step > 10]
+    assert 0.85 < sum(within) / len(within) < 1.0  # of means of 10 steps
+    low, high = bounds[100]
+    assert high - low == pytest.approx(2 * 1.96 * 0.5 / 10**0.5, rel=0.5)
+    assert intervals([(step, 0.1 * step) for step in range(3)]) == []
+
+
+def test_curves_have_intervals(finished: Path) -> None:
+    figures = figures_of(finished / "report.html")
+    band, _, curve, *_ = figures["Reward"]["data"]
+    assert band["fill"] == "toself"
+    assert len(band["x"]) == 2 * (40 - 3)
+    drawn = dict(zip(curve["x"], curve["y"], strict=True))
+    ends = dict.fromkeys(drawn, ())
+    for step, end in zip(band["x"], band["y"], strict=True):
+        ends[step] += (end,)
+    assert all(min(ends[step]) < drawn[step] < max(ends[step]) for step in range(4, 41))
+    bars = figures["Validation, greedy"]["data"][0]["error_y"]
+    assert bars["array"][0] == pytest.approx(0.068, abs=1e-3)  # Wilson, 36 % of 200
+    assert bars["arrayminus"][0] == pytest.approx(0.063, abs=1e-3)
+    assert figures["Reward"]["data"][-1]["error_y"] == bars
+
+
 # --- evaluations -----------------------------------------------------------------------------
 
 STATED = {
@@ -348,6 +378,41 @@ def test_precisions_are_compared(tmp_path: Path) -> None:
     assert "merged 48.0 % 40.0 to 50.0 -2.0 -5.0 to 1.0 12.5 %" in text
 
 
+def test_the_gain_under_other_prompts_is_shown(tmp_path: Path) -> None:
+    other = {"role": "unseen", "delta": 0.01, "delta_ci95": [-0.02, 0.04], "mcnemar_p": 0.5}
+    content = formats_table("The gain is in the trained prompt alone.", xml={}, boxed=other)
+    write_eval(tmp_path, "trained", [True, False])
+    for name in ("prompt_formats.json", "prompt_formats-test_unseen.json"):
+        split = name[15:-5] or "test"
+        (tmp_path / "eval" / name).write_text(json.dumps(content | {"split": split}))
+    (tmp_path / "eval" / "prompt_formats-bad.json").write_text("{}")
+    page = write_report(tmp_path)
+    text = section(page, "scores")
+    assert text.count("Under other prompts 400 problems") == 2
+    assert text.index("split test, prompt_formats.json") < text.index("split test_unseen,")
+    assert "400 problems of the split test_unseen, prompt_formats-test_unseen.json" in text
+    assert "The gain is in the trained prompt alone." in text
+    assert (
+        "xml trained 19.2 % → 49.0 % +29.8 +23.8 to +35.4 1.1e-20 21.5 % → 49.0 % 18.0 % → 0.0 %"
+    ) in text
+    assert "boxed unseen 19.2 % → 49.0 % +1.0 -2.0 to +4.0 0.5" in text
+    assert "prompt_formats-bad.json: verdict: missing" in Page(page.read_text("utf-8")).text
+
+
+def test_models_are_paired_under_the_same_prompt(tmp_path: Path) -> None:
+    """Folders of earlier versions do not name their baseline."""
+    for label, asked, right in (
+        ("baseline", "xml", [False, False, True]), ("trained", "xml", [True, True, True]),
+        ("baseline-boxed", "boxed", [True, True, True]), ("a", "boxed", [False, True, True]),
+    ):  # fmt: skip
+        write_eval(tmp_path, label, right)
+        path = tmp_path / "eval" / label / "records.jsonl"
+        path.write_text(path.read_text().replace('"xml"', f'"{asked}"'))
+    comparisons = compare_all(read_run(tmp_path).evaluations)
+    found = {c["label"]: (c["newly_right"], c["newly_wrong"]) for c in comparisons}
+    assert found == {"a": (0, 1), "trained": (2, 0)}
+
+
 # --- completions -----------------------------------------------------------------------------
 
 
@@ -359,6 +424,9 @@ def test_completions_are_shown_by_group_best_first(finished: Path) -> None:
     advantages = [float(found) for found in re.findall(r"advantage (\S+)", group)]
     assert advantages == [1.0] * 4 + [-1.0] * 4
     assert "read_as five" in group
+    assert group.count(" is not the gold answer 40") == 6  # in its own place only
+    assert "right 2.00 <thinking> 40 + 3 </thinking> 3 is the gold answer" in group
+    assert "answer_correctness/reason" not in group
     assert "[system] Answer. [user] What is 40 + 0?" in group
 
 
@@ -439,6 +507,12 @@ def test_a_long_run_is_cut_and_says_so(tmp_path: Path) -> None:
     assert re.search(r"\d+ of the 1,319 are here; all are in", section(path, "problems"))
 
 
+def test_the_latest_warning_of_each_topic_is_shown(finished: Path) -> None:
+    text = page_at(finished / "report.html").text
+    assert "warning at step 36 no group had a signal for 5 steps" in " ".join(text.split())
+    assert text.count("no group had a signal") == 1
+
+
 # --- missing, damaged and hostile files ------------------------------------------------------
 
 
@@ -469,6 +543,7 @@ def test_the_report_of_an_unfinished_run(run_dir: Path) -> None:
 def test_damaged_files_are_named(run_dir: Path) -> None:
     (run_dir / "environment.json").write_text('{"python": ')
     (run_dir / "config.yaml").write_text("")
+    (run_dir / "warnings.jsonl").write_text('{"text": "x"}\n')
     pages = run_dir / "completions" / "completions_00040.parquet"
     content = pages.read_bytes()
     pages.write_bytes(content[:4] + b"\xff" * 1000 + content[1004:])  # the footer is intact
@@ -480,6 +555,7 @@ def test_damaged_files_are_named(run_dir: Path) -> None:
     path = write_report(run_dir)
     for note in (
         "environment.json is not valid JSON",
+        "warnings.jsonl, line 1: step: missing",
         "config.yaml is empty",
         "completions_00040.parquet could not be read",
         "completions_00037.parquet: 0.step: missing",

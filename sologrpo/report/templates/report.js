@@ -34,17 +34,25 @@ function hoverDistance(steps, width) {
   return gaps.length ? Math.max(1, Math.floor(distance)) : 20;
 }
 
+function stepsOf(data) {
+  return [...new Set(data.flatMap((trace) => trace.x))].sort((a, b) => a - b);
+}
+
+// Draws the figure, or changes it to new data.
 async function drawChart(figure) {
   const { data, layout } = JSON.parse(figure.dataset.figure);
   const plot = figure.querySelector(".plot");
-  const steps = [...new Set(data.flatMap((trace) => trace.x))].sort((a, b) => a - b);
-  let at = steps.length;
   if (layout.hovermode === "x unified") {
-    layout.hoverdistance = hoverDistance(steps, plot.clientWidth);
+    layout.hoverdistance = hoverDistance(stepsOf(data), plot.clientWidth);
   }
   const options = { responsive: true, displayModeBar: false };
-  await Plotly.newPlot(plot, data, { ...layout, template: theme() }, options);
+  await Plotly.react(plot, data, { ...layout, template: theme() }, options);
+}
 
+async function addChart(figure) {
+  await drawChart(figure);
+  const plot = figure.querySelector(".plot");
+  let at = Infinity;
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
     Plotly.relayout(plot, { template: theme() }));
   figure.addEventListener("blur", () => Plotly.Fx.unhover(plot));
@@ -52,7 +60,8 @@ async function drawChart(figure) {
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!move) return;
     event.preventDefault();
-    at = Math.max(0, Math.min(steps.length - 1, at + move));
+    const steps = stepsOf(plot.data);
+    at = Math.max(0, Math.min(steps.length - 1, Math.min(steps.length, at) + move));
     Plotly.Fx.hover(plot, { xval: steps[at] });
   });
 }
@@ -73,12 +82,6 @@ function matches(entry, question, form) {
 
 function addFilters(form) {
   const list = document.getElementById(form.dataset.list);
-  // A block is an entry itself, or a group of entries under one question.
-  const blocks = [...list.children].map((block) => ({
-    block,
-    entries: block.dataset.verdict ? [block] : [...block.querySelectorAll("[data-verdict]")],
-    question: block.querySelector(".ask")?.textContent ?? "",
-  }));
   const page = Number(list.dataset.page);
   const more = document.createElement("button");
   more.className = "more";
@@ -88,7 +91,10 @@ function addFilters(form) {
 
   function apply() {
     let found = 0, total = 0, left = 0, shown = 0;
-    for (const { block, entries, question } of blocks) {
+    // A block is an entry itself, or a group of entries under one question.
+    for (const block of list.children) {
+      const entries = block.dataset.verdict ? [block] : [...block.querySelectorAll("[data-verdict]")];
+      const question = block.querySelector(".ask")?.textContent ?? "";
       const kept = entries.filter((entry) => matches(entry, question, form));
       for (const entry of entries) entry.hidden = !kept.includes(entry);
       total += entries.length;
@@ -110,6 +116,10 @@ function addFilters(form) {
   }
 
   form.addEventListener("input", restart);
+  form.addEventListener("grown", (event) => {
+    room += event.detail; // blocks above those that are read
+    apply();
+  });
   form.querySelector("[type=reset]").addEventListener("click", (event) => {
     event.preventDefault(); // clear the controls first, then list the entries again
     form.reset();
@@ -128,4 +138,5 @@ function addFilters(form) {
 }
 
 document.querySelectorAll("form[data-list]").forEach(addFilters);
-loadPlotly().then(() => document.querySelectorAll("figure").forEach(drawChart));
+const plotly = loadPlotly();
+plotly.then(() => document.querySelectorAll("figure").forEach(addChart));
