@@ -2,8 +2,9 @@
 
 Reads in the order that the data flows: settings -> tokenizer -> test problems -> evaluation of the
 baseline and of the trained model -> table -> export -> report.
-`--compare_precisions` evaluates the trained model in every precision instead. `--regrade` judges
-the completions of an earlier evaluation again, without a model.
+`--compare_precisions` evaluates the trained model in every precision instead, `--prompt_formats`
+both models under several prompts. `--regrade` judges the completions of an earlier evaluation
+again, without a model.
 """
 
 if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need not wait for them
@@ -16,7 +17,13 @@ from collections.abc import Sequence
 
 from sologrpo.console import Terminal, quiet_libraries
 from sologrpo.errors import one_line_errors
-from sologrpo.scoring import print_precisions, print_results, regrade
+from sologrpo.scoring import (
+    print_ending,
+    print_formats,
+    print_precisions,
+    print_results,
+    regrade,
+)
 from sologrpo.startup import end_imports
 
 
@@ -36,7 +43,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     # Imported here because `--regrade` does not need torch, and should not wait for it.
     from sologrpo.config import parse_evaluation
     from sologrpo.data import load_test_prompts
-    from sologrpo.evaluation import evaluate_models, evaluate_precisions
+    from sologrpo.evaluation import evaluate_formats, evaluate_models, evaluate_precisions
     from sologrpo.export import begin_export, export_and_push
     from sologrpo.model import check_adapter, load_tokenizer
     from sologrpo.report import write_report
@@ -50,17 +57,26 @@ def evaluate(arguments: Sequence[str]) -> None:
     export = begin_export(settings)
 
     tokenizer = load_tokenizer(settings.model.model_name_or_path, settings.trust_remote_code)
-    problems = load_test_prompts(settings.data, settings.limit, settings.seed, tokenizer)
+    problems = {}
+    for name in settings.prompt_formats:
+        data = settings.in_format(name).data
+        problems[name] = load_test_prompts(data, settings.limit, settings.seed, tokenizer)
 
+    results = None
     if settings.compare_precisions:
         print_precisions(console, evaluate_precisions(settings, tokenizer, problems))
+    elif len(problems) > 1:
+        print_formats(console, evaluate_formats(settings, tokenizer, problems))
     else:
-        print_results(console, evaluate_models(settings, tokenizer, problems))
+        evaluated = evaluate_models(settings, tokenizer, problems)
+        results = [*evaluated.values()][-1].results
+        print_results(console, evaluated)
 
     if export is not None:
         export_and_push(export, console)
     if settings.run:
-        console.print(f"report        {write_report(settings.run)}", soft_wrap=True)
+        files = {"adapter": settings.adapter, "report": write_report(settings.run)}
+        print_ending(console, results, settings.run, files, exported=export is not None)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 from rewards.checking import PASSED_BY_TRL, Reward, check_signature, checked
 from rewards.correctness import answer_correctness, boxed_correctness, gsm8k_weighted
 from rewards.errors import RewardError, RewardSpecError, one_line
-from rewards.format import integer_answer, strict_format, trailing_text
+from rewards.format import asked_format, integer_answer, strict_format, trailing_text
 from rewards.grading import (
     PROMPT_FORMATS,
     Verdict,
@@ -37,6 +37,8 @@ from rewards.length import completion_length, reasoning_length
 from rewards.remote import Worker, load_remote
 
 __all__ = [
+    "OF_ANY_FORMAT",
+    "OF_ONE_FORMAT",
     "OUTCOME_REWARDS",
     "PROMPT_FORMATS",
     "REWARDS",
@@ -64,6 +66,7 @@ REWARDS: dict[str, Function] = {
     reward.__name__: reward
     for reward in (
         strict_format,
+        asked_format,
         trailing_text,
         integer_answer,
         answer_correctness,
@@ -78,6 +81,9 @@ RUN_FILES = ("environment.json", "checkpoint-*")  # what shows a run directory
 
 # Rewards that judge the answer. A correct one scores 1.
 OUTCOME_REWARDS = ("answer_correctness", "boxed_correctness", "gsm8k_weighted")
+# Rewards for runs that ask in several prompt formats, and those that know only one.
+OF_ANY_FORMAT = ("asked_format", "answer_correctness")
+OF_ONE_FORMAT = frozenset({"strict_format", "trailing_text", "integer_answer", "boxed_correctness"})
 
 
 def load_rewards(

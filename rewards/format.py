@@ -1,13 +1,15 @@
 """Rewards for the format of a completion: its tags, trailing text, and a bare integer answer.
 
-The rules are those of the ``xml`` prompt format, which has four tags.
+`asked_format` works with every prompt format. The rules of the others are those of the ``xml``
+format, which has four tags.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from rewards.completions import Completion, Scores, texts_of
-from rewards.grading import answer_boxes, answer_elements, visible_text
+from rewards.completions import Completion, Scores, formats_of, texts_of
+from rewards.grading import MARK, answer_boxes, answer_elements, visible_text
 
 _START = "<thinking>\n"
 _MIDDLE = "\n</thinking>\n<answer>\n"
@@ -34,10 +36,10 @@ def has_strict_format(text: str) -> bool:
 
 
 def has_asked_format(text: str, prompt_format: str) -> bool:
-    r"""Check that the text has the format that its prompt asks for. Used in reports.
+    r"""Check that the text has the format that its prompt asks for.
 
     ``xml``: `has_strict_format`. ``r1_zero``: reasoning, ``</think>``, one answer element, nothing
-    else. ``boxed``: one box outside the reasoning.
+    else. ``boxed``: one box outside the reasoning. ``lm_eval``: one ``####``, in the last line.
 
     Args:
         text: the completion.
@@ -48,6 +50,8 @@ def has_asked_format(text: str, prompt_format: str) -> bool:
     >>> has_asked_format(r"9 * 2 = \boxed{18}", "boxed")
     True
     """
+    if prompt_format == "lm_eval":
+        return text.count(MARK) == 1 and text.strip().rpartition("\n")[2].startswith(MARK)
     if prompt_format == "boxed":
         return len(answer_boxes(visible_text(text, prompt_format))) == 1
     if prompt_format == "r1_zero":
@@ -97,6 +101,25 @@ def strict_format(completions: list[Completion], **kwargs: Any) -> Scores:
     [1.0, -1.0]
     """
     return [1.0 if has_strict_format(text) else -1.0 for text in texts_of(completions)]
+
+
+def asked_format(
+    completions: list[Completion], prompt_format: str | Sequence[str] = "xml", **kwargs: Any
+) -> Scores:
+    r"""Score +1 if the completion has the format that its prompt asks for, else -1.
+
+    Source: `has_asked_format`. For runs that train on several prompt formats.
+
+    Args:
+        completions: B completions.
+        prompt_format: one name for all, or B names.
+
+    >>> asked_format([r"9 * 2 = \boxed{18}", "9 * 2 = 18\n#### 18"], ["boxed", "boxed"])
+    [1.0, -1.0]
+    """
+    formats = formats_of(prompt_format, len(completions))
+    rows = zip(texts_of(completions), formats, strict=True)
+    return [1.0 if has_asked_format(text, name) else -1.0 for text, name in rows]
 
 
 def trailing_text(completions: list[Completion], **kwargs: Any) -> Scores:

@@ -4,7 +4,7 @@ Finding the answer
     ``xml`` and ``r1_zero``: complete, exactly spelled ``<answer>…</answer>`` elements outside the
     reasoning. Several elements must agree. ``boxed``: the last complete ``\\boxed{…}`` outside the
     reasoning, unless it ends a row of different boxes, is part of a longer formula, or later prose
-    contradicts it.
+    contradicts it. ``lm_eval``: the rest of a line after ``####``. Several such lines must agree.
     Reasoning is ``<thinking>``, ``<think>`` or ``<reasoning>`` up to its close tag. If it never
     closes, the rest of the text is reasoning. The prompt of ``r1_zero`` ends in ``<think>``, so
     everything up to the last ``</think>`` is reasoning.
@@ -27,8 +27,8 @@ from itertools import islice
 
 from rewards.values import Number, holds_number, numbers_in, read_integer, read_value
 
-PROMPT_FORMATS = ("xml", "r1_zero", "boxed")
-OPEN, CLOSE, BOX = "<answer>", "</answer>", "\\boxed"
+PROMPT_FORMATS = ("xml", "r1_zero", "boxed", "lm_eval")
+OPEN, CLOSE, BOX, MARK = "<answer>", "</answer>", "\\boxed", "####"
 # No honest completion has this many tags. The limits keep judging hostile ones linear and fast.
 MAX_TAGS = 400
 MAX_DISTINCT_ANSWERS = 8
@@ -361,6 +361,32 @@ def _may_hold_number(text: str) -> bool:
     return len(text) > MAX_ABANDONED or holds_number(text)
 
 
+# --- #### lines ---------------------------------------------------------------------------------
+
+
+# The harness stops a completion at these, and they are kept here.
+_LINE_END = re.compile(r"\n|Question:|</s>|<\|im_end\|>")
+
+
+def answer_lines(visible: str) -> list[str]:
+    """Return what follows each ``####``, up to the end of its line or a stop string.
+
+    Args:
+        visible: text without reasoning, from `visible_text`.
+
+    >>> answer_lines("9 * 2 = 18\\n#### 18")
+    [' 18']
+    """
+    return [_LINE_END.split(rest, 1)[0] for rest in visible.split(MARK, MAX_TAGS + 1)[1:]]
+
+
+def _find_line(visible: str) -> _Answer:
+    lines = answer_lines(visible)
+    if len(lines) > MAX_TAGS:
+        return _Answer(None, f"the completion is stuffed with {MARK}")
+    return _agreed(lines, "lines") if lines else _Answer(None, f"no line with {MARK}")
+
+
 # --- \\boxed -----------------------------------------------------------------------------------
 
 _BOX_OPEN = re.compile(r"\\boxed\s{0,3}\{")
@@ -574,5 +600,6 @@ def _ends_elsewhere(tail: str, number: Number) -> bool:
 _FINDERS: dict[str, Callable[[str], _Answer]] = {
     "xml": _find_element,
     "r1_zero": _find_element,
+    "lm_eval": _find_line,
     "boxed": _find_boxed,
 }

@@ -4,6 +4,7 @@ A format is one `PromptFormat` in `PROMPT_FORMATS`. Its prompts are chat message
 tokenizer's chat template renders, or plain text, or either. The gold answer never enters a prompt.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,15 @@ class WorkedExample(Schema):
     question: str
     thinking: str
     answer: str
+
+
+def without_annotations(solution: str) -> str:
+    """Remove GSM8K's notes for a calculator.
+
+    >>> without_annotations("9 * 2 = <<9*2=18>>18")
+    '9 * 2 = 18'
+    """
+    return re.sub(r"<<[^<>]*>>", "", solution)
 
 
 @dataclass(frozen=True)
@@ -57,8 +67,12 @@ class PromptFormat:
         rewards: the rewards of a run whose config names none. `completion` earns the most of each.
         system_prompt: the instruction, before everything else: the system message of a chat, the
             first paragraph of plain text; empty for none. Its tags are those of `completion`.
-        suffix: appended to every question, including those of worked examples.
+        prefix: put before every question, including those of worked examples.
+        suffix: appended to every question, likewise.
         worked_examples: shown unless a config gives its own.
+        num_drawn_examples: if above 0, this many training rows are drawn for each problem and
+            shown as its worked examples.
+        keeps_annotations: drawn examples keep GSM8K's `<<9*2=18>>`.
         chat: use chat messages if the model has a chat template.
         plain_text: the form without a chat template; None if the format needs one.
     """
@@ -67,8 +81,11 @@ class PromptFormat:
     completion: str
     rewards: tuple[str, ...]
     system_prompt: str = ""
+    prefix: str = ""
     suffix: str = ""
     worked_examples: tuple[WorkedExample, ...] = ()
+    num_drawn_examples: int = 0
+    keeps_annotations: bool = False
     chat: bool = True
     plain_text: PlainText | None = None
 
@@ -81,9 +98,9 @@ class PromptFormat:
         system = {"role": "system", "content": self.system_prompt}
         messages = [system] if self.system_prompt else []
         for example in self.worked_examples:
-            messages.append({"role": "user", "content": example.question + self.suffix})
+            messages.append({"role": "user", "content": self.ask(example.question)})
             messages.append({"role": "assistant", "content": self.render_example(example)})
-        messages.append({"role": "user", "content": question.strip() + self.suffix})
+        messages.append({"role": "user", "content": self.ask(question.strip())})
         return messages
 
     def text(self, question: str) -> str:
@@ -105,10 +122,14 @@ class PromptFormat:
         turn = self.plain_text.turn
         paragraphs = [self.system_prompt]
         for example in self.worked_examples:
-            asked = turn.format(question=example.question + self.suffix)
+            asked = turn.format(question=self.ask(example.question))
             paragraphs.append(f"{asked} {self.render_example(example)}")
-        paragraphs.append(turn.format(question=question.strip() + self.suffix))
+        paragraphs.append(turn.format(question=self.ask(question.strip())))
         return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
+
+    def ask(self, question: str) -> str:
+        """Write a question as the prompt asks it."""
+        return self.prefix + question + self.suffix
 
     def render_example(self, example: WorkedExample) -> str:
         """Render a worked example as the completion that would earn every reward."""
@@ -167,8 +188,21 @@ BOXED = PromptFormat(
     ),
 )
 
+# The gsm8k task of lm-evaluation-harness (0.4.13), which published scores come from. Nothing tells
+# the model what to write but the examples.
+LM_EVAL = PromptFormat(
+    name="lm_eval",
+    prefix="Question: ",
+    suffix="\nAnswer:",
+    completion="{thinking}\n#### {answer}",
+    rewards=("asked_format", "answer_correctness"),
+    num_drawn_examples=5,
+    keeps_annotations=True,
+    plain_text=PlainText(turn="{question}", stop_strings=("Question:", "</s>", "<|im_end|>")),
+)
+
 PROMPT_FORMATS: dict[str, PromptFormat] = {
-    prompt_format.name: prompt_format for prompt_format in (XML, R1_ZERO, BOXED)
+    prompt_format.name: prompt_format for prompt_format in (XML, R1_ZERO, BOXED, LM_EVAL)
 }
 
 

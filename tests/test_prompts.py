@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from rewards import grading, load_rewards
 from sologrpo.config.arguments import RunArguments
 from sologrpo.config.parsing import parse_config
-from sologrpo.data.dataset import build_prompts, load_rows, render_prompt
+from sologrpo.data.dataset import build_prompts, load_rows, prompt_format_of, render_prompt
 from sologrpo.errors import InputError
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.prompts import (
@@ -34,6 +34,7 @@ MARKS = re.compile(r"</?\w+>|\\boxed")
 # The most that a completion can earn; `completion` in `PROMPT_FORMATS` promises it.
 MAXIMUM = {
     "strict_format": 1.0,
+    "asked_format": 1.0,
     "trailing_text": 0.0,
     "integer_answer": 1.0,
     "answer_correctness": 1.0,
@@ -42,6 +43,12 @@ MAXIMUM = {
 }
 
 Build = Callable[..., Prompt]
+
+
+def write_examples(folder: Path) -> Path:
+    file = folder / "examples.yaml"
+    file.write_text(yaml.safe_dump([EXAMPLE]), encoding="utf-8")
+    return file
 
 
 def forms(prompt_format: PromptFormat) -> dict[str, Build]:
@@ -98,7 +105,7 @@ def test_instruction_and_completion_use_the_same_tags(name: str, form: str) -> N
     plain_text = prompt_format.plain_text if form == "plain text" else None
     opened = plain_text.turn if plain_text else ""
     marks = MARKS.findall(opened + prompt_format.completion)
-    assert marks
+    assert marks or prompt_format.num_drawn_examples  # which show it
     assert MARKS.findall(prompt_format.system_prompt + prompt_format.suffix) == marks
 
 
@@ -240,7 +247,110 @@ def test_gold_never_enters_the_prompt(name: str, tmp_path: Path, tiny_llama: Pat
         text = render_prompt(row["prompt"], tokenizer)
         assert row["question"] in text
         assert secret not in text
-        assert "####" not in text
+        assert text.count("####") == PROMPT_FORMATS[name].completion.count("####")  # the example's
+
+
+# --- worked examples that are drawn -------------------------------------------------------------
+
+
+def solved(count: int) -> list[dict[str, str]]:
+    return [
+        {
+            "question": f"Add {i} and {i}.",
+            "answer": f"{i} + {i} = <<{i}+{i}={2 * i}>>{2 * i}\n#### {2 * i}",
+        }
+        for i in range(count)
+    ]
+
+
+def test_lm_eval_asks_as_the_harness_does(tmp_path: Path) -> None:
+    """Its gsm8k task: five rows, "Question: {question}\\nAnswer:", a space, the raw answer."""
+    file = write_rows(tmp_path / "train.jsonl", solved(6))
+    data = load_rows(str(file), "train")
+    run = RunArguments(dataset_name=str(file))
+    chat = build_prompts(data, run, None, ["lm_eval"])[2]["prompt"]
+    others = [row for row in solved(6) if row["question"] != "Add 2 and 2."]
+    asked = {f"Question: {row['question']}\nAnswer:": row["answer"] for row in others}
+    contents = [message["content"] for message in chat[:-1]]
+    assert dict(zip(contents[::2], contents[1::2], strict=True)) == asked
+    assert chat[-1] == {"role": "user", "content": "Question: Add 2 and 2.\nAnswer:"}
+    shown = replace(PROMPT_FORMATS["lm_eval"], worked_examples=(WorkedExample(**EXAMPLE),))
+    assert shown.text("2 + 2?") == (
+        "Question: What is 6 * 4?\nAnswer: 6 * 4 = 24\n#### 24\n\nQuestion: 2 + 2?\nAnswer:"
+    )
+
+
+def test_drawn_examples_differ_by_problem_and_are_the_same_every_time(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "train.jsonl", solved(30))
+    data = load_rows(str(file), "train")
+    run = RunArguments(dataset_name=str(file), num_drawn_examples=2)
+    prompts = build_prompts(data, run)["prompt"]
+    assert prompts == build_prompts(data, run)["prompt"]
+    drawn = {tuple(message["content"] for message in prompt[1:-1:2]) for prompt in prompts}
+    assert len(drawn) > 25
+    for row, prompt in zip(data, prompts, strict=True):
+        assert sum(row["question"] in message["content"] for message in prompt) == 1
+        assert "<<" not in str(prompt)  # a calculator's notes, which only the harness shows
+
+
+def test_fewer_rows_than_drawn_examples(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "train.jsonl", solved(2))
+    prompts = build_prompts(
+        load_rows(str(file), "train"), RunArguments(dataset_name=str(file)), None, ["lm_eval"]
+    )
+    assert [len(prompt) for prompt in prompts["prompt"]] == [3, 3]
+
+
+def test_a_runs_examples_replace_drawn_ones_only_in_its_own_format(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "train.jsonl", solved(9))
+    spec: Any = {"dataset_name": str(file), "worked_examples": [EXAMPLE]}
+    trained = prompt_format_of(RunArguments(prompt_format="lm_eval", **spec))
+    assert (len(trained.worked_examples), trained.num_drawn_examples) == (1, 0)
+    other = prompt_format_of(RunArguments(prompt_format="xml", **spec), "lm_eval")
+    assert (len(other.worked_examples), other.num_drawn_examples) == (0, 5)
+    both = ["--num_drawn_examples", "2", "--worked_examples", str(write_examples(tmp_path))]
+    with pytest.raises(InputError, match="both choose what is shown"):
+        parse_config([*MODEL, *both])
+
+
+# --- several formats in one run -----------------------------------------------------------------
+
+
+def test_formats_take_turns(tmp_path: Path, tiny_llama: Path) -> None:
+    run = RunArguments(prompt_formats=["xml", "boxed", "boxed"], worked_examples=[EXAMPLE])  # type: ignore[list-item]
+    data = build_prompts(
+        Dataset.from_list(rows(6)), run, load_tokenizer(str(tiny_llama)), run.prompt_formats or ()
+    )
+    assert data["prompt_format"] == ["xml", "boxed", "boxed"] * 2
+    for name, row in zip(data["prompt_format"], data, strict=True):
+        example = PROMPT_FORMATS[name].render_example(WorkedExample(**EXAMPLE))
+        assert example in render_prompt(row["prompt"], load_tokenizer(str(tiny_llama)))
+
+
+def test_a_system_prompt_describes_only_the_runs_own_format() -> None:
+    run = RunArguments(prompt_format="xml", prompt_formats=["xml", "boxed"], system_prompt="Hm.")
+    assert prompt_format_of(run, "xml").system_prompt == "Hm."
+    assert prompt_format_of(run, "boxed").system_prompt == ""
+
+
+def test_formats_that_end_in_different_ways_cannot_share_a_batch(tiny_llama: Path) -> None:
+    run = RunArguments(prompt_formats=["xml", "r1_zero"])
+    with pytest.raises(InputError, match="xml and r1_zero cannot share a batch"):
+        build_prompts(
+            Dataset.from_list(rows(2)),
+            run,
+            load_tokenizer(str(tiny_llama)),
+            run.prompt_formats or (),
+        )
+
+
+def test_rewards_of_several_formats() -> None:
+    run, _, _ = parse_config([*MODEL, "--prompt_formats", "xml", "boxed"])
+    assert run.rewards == ["asked_format", "answer_correctness"]
+    with pytest.raises(InputError, match="'strict_format' knows one prompt format only"):
+        parse_config([*MODEL, "--prompt_formats", "xml", "boxed", "--rewards", "strict_format"])
+    with pytest.raises(InputError, match=r"prompt_formats.*'xlm'"):
+        parse_config([*MODEL, "--prompt_formats", "xlm"])
 
 
 # --- worked examples from a config --------------------------------------------------------------
@@ -250,8 +360,7 @@ def test_gold_never_enters_the_prompt(name: str, tmp_path: Path, tiny_llama: Pat
 def test_worked_examples_of_a_config_are_shown_in_the_format(
     name: str, tmp_path: Path, tiny_llama: Path
 ) -> None:
-    file = tmp_path / "examples.yaml"
-    file.write_text(yaml.safe_dump([EXAMPLE]), encoding="utf-8")
+    file = write_examples(tmp_path)
     tokenizer = load_tokenizer(str(tiny_llama))
     completion = PROMPT_FORMATS[name].render_example(WorkedExample(**EXAMPLE))
     for spec in ([EXAMPLE], [str(file)]):
@@ -263,8 +372,7 @@ def test_worked_examples_of_a_config_are_shown_in_the_format(
 
 
 def test_worked_examples_from_list_and_file_agree(tmp_path: Path) -> None:
-    file = tmp_path / "examples.yaml"
-    file.write_text(yaml.safe_dump([EXAMPLE]), encoding="utf-8")
+    file = write_examples(tmp_path)
     for spec in ([EXAMPLE], [EXAMPLE | {"answer": 24}], [str(file)], str(file)):
         assert load_worked_examples(spec) == [WorkedExample(**EXAMPLE)]
     assert load_worked_examples(None) == []

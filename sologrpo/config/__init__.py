@@ -2,6 +2,7 @@
 
 import sologrpo.bitsandbytes_import  # noqa: F401  # first: TRL imports PEFT
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
+from sologrpo.config.chat import parse_chat
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
 from sologrpo.config.parsing import parse_config
 
@@ -9,6 +10,7 @@ __all__ = [
     "EvaluationSettings",
     "RunArguments",
     "SoloGRPOConfig",
+    "parse_chat",
     "parse_config",
     "parse_evaluation",
 ]

@@ -88,13 +88,23 @@ class RunArguments:
         metadata={"choices": sorted(PROMPT_FORMATS)},
         help="Format of prompts and answers",
     )
+    prompt_formats: list[str] | None = HfArg(
+        default=None,
+        help="Formats of the training prompts, one per problem in turn, so that what is learned "
+        "is not one prompt alone (default: prompt_format)",
+    )
     system_prompt: str | None = HfArg(
-        default=None, help="Replaces the prompt format's system prompt; '' removes it"
+        default=None, help="Replaces the system prompt of prompt_format; '' removes it"
     )
     worked_examples: list[str] | None = HfArg(
         default=None,
         help="Examples shown before the question, replacing the prompt format's: a list of "
         "{question, thinking, answer} in YAML, or the path of a YAML file with one",
+    )
+    num_drawn_examples: int | None = HfArg(
+        default=None,
+        help="Show this many training rows as worked examples, others for each problem, instead of "
+        "worked_examples (default: as the prompt format)",
     )
     max_prompt_tokens: int | None = HfArg(
         default=None, help="Leave out rows with a longer prompt, and report their number"

@@ -19,7 +19,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.fields import FieldInfo
 
 from sologrpo.errors import InputError
-from sologrpo.schema import STRICT, as_number, parse, parse_json, shown
+from sologrpo.prompts import PROMPT_FORMATS
+from sologrpo.schema import STRICT, as_number, one_of, parse, parse_json, shown
 
 LONGEST_NAME = 255  # bytes of a name in a path, on Linux
 CREDENTIALS = re.compile(r"://[^/\s]*@")
@@ -62,6 +63,19 @@ def _no_as_text(value: Any) -> Any:
     return "no" if value is False else value
 
 
+def _as_list(value: Any) -> Any:
+    """Take a single entry as a list of one."""
+    return value if value is None or isinstance(value, list | dict) else [value]
+
+
+def _split_names(value: Any) -> Any:
+    """Take names with commas between them as a list, as a command line writes it."""
+    listed = _as_list(value)
+    if not isinstance(listed, list) or not all(isinstance(entry, str) for entry in listed):
+        return listed
+    return [name.strip() for entry in listed for name in entry.split(",") if name.strip()]
+
+
 def _as_integer(value: Any) -> Any:
     """Take the digits that a command line gives where a text is possible too."""
     return int(value) if isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value) else value
@@ -79,6 +93,9 @@ RULES: dict[str, Any] = {
     "max_kl": RATIO,
     "reward_workers": between(0, 256),
     "max_resample_rounds": between(0, 1000),
+    "num_drawn_examples": between(0, 100),
+    "prompt_formats": Annotated[list[Annotated[str, one_of(*PROMPT_FORMATS)]],
+                                BeforeValidator(_split_names), Field(min_length=1)],
     # The loss. The names are those of TRL 1.16.0, grpo_trainer.py: 3084-3093, 3109-3184, 2761-2806.
     "loss_type": Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"],
     "importance_sampling_level": Literal["token", "sequence"],
@@ -237,11 +254,6 @@ def _limited(hint: Any, rule: Any) -> Any:
 
 def _is_enum(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Enum)
-
-
-def _as_list(value: Any) -> Any:
-    """Take a single entry as a list of one."""
-    return value if value is None or isinstance(value, list | dict) else [value]
 
 
 def _as_dict(value: Any) -> Any:

@@ -29,7 +29,7 @@ from sologrpo.config.export import ORIGINAL, ExportArguments, check_export_argum
 from sologrpo.config.parsing import RENAMED, CheckedParser
 from sologrpo.environment import read_environment
 from sologrpo.errors import InputError
-from sologrpo.files import ADAPTER, PRECISION_TABLE, RUN_CONFIG, check_name
+from sologrpo.files import ADAPTER, RUN_CONFIG, check_name
 from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.schema import read_yaml
 
@@ -41,7 +41,7 @@ OF_MODEL = (
 OF_DATA = (
     "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split",
     "max_train_examples", "num_validation_examples", "max_prompt_tokens", "prompt_format",
-    "system_prompt", "worked_examples",
+    "prompt_formats", "system_prompt", "worked_examples", "num_drawn_examples",
 )  # fmt: skip
 OF_TRAINING = ("max_completion_length", "seed")
 BASELINE = "baseline"
@@ -88,6 +88,11 @@ class EvaluationArguments:
     prompt_format: str | None = HfArg(
         default=None, metadata={"choices": sorted(PROMPT_FORMATS)}, help="As in training"
     )
+    prompt_formats: list[str] | None = HfArg(
+        default=None,
+        help="Ask the same problems with each of these prompts, the trained one among them, and "
+        f"compare the gains: {','.join(PROMPT_FORMATS)}",
+    )
     max_completion_length: int | None = HfArg(
         default=None, help="In tokens (default: the run's, or 512)"
     )
@@ -106,12 +111,22 @@ class EvaluationArguments:
 
 @dataclass
 class EvaluationSettings:
-    """Hold the settings of an evaluation, all resolved; `training_seed` is None without a run."""
+    """Hold the settings of an evaluation, all resolved.
+
+    Attributes:
+        name: `trained`, or the name of a model; labels begin with it.
+        variant: ends the labels: what is evaluated differs from the run's own split or prompt.
+        given_label: replaces the label of the trained model.
+        prompt_formats: to ask with, one after another.
+        trained_formats: those of the training.
+        training_seed: None without a run.
+    """
 
     run: Path | None
     output_dir: Path
-    label: str
-    baseline_label: str
+    name: str
+    variant: str
+    given_label: str | None
     baseline: bool
     adapter: Path | None
     model: ModelConfig
@@ -120,6 +135,8 @@ class EvaluationSettings:
     is_precision_given: bool
     compare_precisions: bool
     data: RunArguments
+    prompt_formats: list[str]
+    trained_formats: list[str]
     max_completion_length: int
     limit: int | None
     seed: int
@@ -137,15 +154,43 @@ class EvaluationSettings:
         """The precision in which the adapter was trained."""
         return UNMERGED_NF4 if self.trained_in_4bit else UNMERGED
 
-    def label_of(self, precision: str) -> str:
-        """Return the default label of the trained model in a precision."""
-        return "trained" + _label_suffix(precision, self.trained_in_4bit)
+    @property
+    def suffix(self) -> str:
+        """Keep results apart: other precisions are other models, and other prompts are harder."""
+        return self.variant + _label_suffix(self.precision, self.trained_in_4bit)
+
+    @property
+    def label(self) -> str:
+        """Name of the result under eval/."""
+        return self.given_label or self.name + self.suffix
+
+    @property
+    def baseline_label(self) -> str:
+        """Name of the baseline's result under eval/."""
+        return BASELINE + self.suffix
 
     def in_precision(self, precision: str) -> "EvaluationSettings":
         """Replace the default precision by another one, which the labels then name."""
-        suffix = _label_suffix(precision, self.trained_in_4bit)
-        label, baseline = self.label + suffix, self.baseline_label + suffix
-        return replace(self, precision=precision, label=label, baseline_label=baseline)
+        return self._labelled(_label_suffix(precision, self.trained_in_4bit), precision=precision)
+
+    def in_format(self, prompt_format: str) -> "EvaluationSettings":
+        """Ask in another prompt format, which the labels then name.
+
+        The run's system prompt belongs to its own prompt, and its worked examples to those of its
+        training. Another prompt is as shipped.
+        """
+        if prompt_format == self.data.prompt_format:
+            return self
+        data = replace(self.data, prompt_format=prompt_format, system_prompt=None)
+        if prompt_format not in self.trained_formats:
+            data = replace(data, worked_examples=None, num_drawn_examples=None)
+        suffix = f"-{prompt_format}"
+        return self._labelled(suffix, data=data, variant=self.variant + suffix)
+
+    def _labelled(self, suffix: str, **changes: Any) -> "EvaluationSettings":
+        """Make changes that a given label has to name too."""
+        label = self.given_label
+        return replace(self, **changes, given_label=label and label + suffix)
 
 
 def _usual_precision(trained_in_4bit: bool) -> str:
@@ -154,7 +199,7 @@ def _usual_precision(trained_in_4bit: bool) -> str:
 
 
 def _label_suffix(precision: str, trained_in_4bit: bool) -> str:
-    """Keep results of other precisions apart: each precision is a different model."""
+    """Name a precision that is not the usual one."""
     return "" if precision == _usual_precision(trained_in_4bit) else f"-{precision}"
 
 
@@ -182,21 +227,23 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     environment = read_environment(Path(args.run)) if args.run else None
     model.dtype = environment.dtype if environment else model.dtype or "auto"
     trained_in_4bit = bool(model.load_in_4bit)
-    data = RunArguments(**{name: saved[name] for name in OF_DATA if name in saved})
-    for name in ("dataset_name", "dataset_config", "dataset_test_split", "prompt_format"):
-        if getattr(args, name) is not None:
-            setattr(data, name, getattr(args, name))
+    own = RunArguments(**{name: saved[name] for name in OF_DATA if name in saved})
+    names = ("dataset_name", "dataset_config", "dataset_test_split")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    data = replace(own, **given)
+    is_other_split = data.dataset_test_split != own.dataset_test_split
+    trained_formats = own.prompt_formats or [own.prompt_format]
     _check_evaluation(args, adapter)
+    formats = _check_formats(args, own.prompt_format, trained_formats)
     precision = args.precision or (
         MERGED if export.merge_into == ORIGINAL else _usual_precision(trained_in_4bit)
     )
-    suffix = _label_suffix(precision, trained_in_4bit)
-    default_label = "trained" if adapter else _as_label(str(model.model_name_or_path))
-    return EvaluationSettings(
+    settings = EvaluationSettings(
         run=Path(args.run) if args.run else None,
         output_dir=Path(args.output_dir or args.run or "runs/evaluation"),
-        label=args.label or default_label + suffix,
-        baseline_label=BASELINE + suffix,
+        name="trained" if adapter else _as_label(str(model.model_name_or_path)),
+        variant=f"-{_as_label(data.dataset_test_split)}" if is_other_split else "",
+        given_label=None,
         baseline=args.baseline,
         adapter=Path(adapter) if adapter else None,
         model=model,
@@ -205,6 +252,8 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
         is_precision_given=bool(args.precision) or export.merge_into == ORIGINAL,
         compare_precisions=args.compare_precisions,
         data=data,
+        prompt_formats=formats,
+        trained_formats=trained_formats,
         max_completion_length=args.max_completion_length
         or saved.get("max_completion_length")
         or 512,
@@ -219,6 +268,8 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
         training_seed=saved.get("seed"),
         export=export,
     )
+    asked = settings.in_format(args.prompt_format or own.prompt_format)
+    return replace(asked, given_label=args.label)
 
 
 def run_settings(directory: Path, names: Iterable[str]) -> dict[str, Any]:
@@ -246,7 +297,7 @@ def _read_run(directory: Path, trusted: bool) -> dict[str, Any]:
 
 
 def _as_label(model: str) -> str:
-    """Turn the name or path of a model into a label.
+    """Turn the name or path of a model, or the name of a split, into a label.
 
     >>> _as_label("HuggingFaceTB/SmolLM2-135M"), _as_label("../my model/")
     ('SmolLM2-135M', 'my-model')
@@ -255,11 +306,39 @@ def _as_label(model: str) -> str:
     return name.lstrip(".+-")[:60] or "model"
 
 
+def _check_formats(args: EvaluationArguments, own: str, trained: Sequence[str]) -> list[str]:
+    """Return the prompt formats to ask with.
+
+    Raises:
+        InputError: for a list that cannot show whether the gain travels.
+    """
+    if args.prompt_formats is None:
+        return [args.prompt_format or own]
+    names = args.prompt_formats
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"--prompt_formats: {name} is named twice: name each once")
+    if not args.run or not args.baseline:
+        raise InputError(
+            "--prompt_formats compares a run with its base model: give --run runs/NAME, and leave "
+            "--baseline false out"
+        )
+    if args.prompt_format or args.compare_precisions:
+        other = "--prompt_format" if args.prompt_format else "--compare_precisions"
+        raise InputError(f"--prompt_formats does not work with {other}: leave one out")
+    if len(set(names) & set(trained)) in (0, len(names)):
+        raise InputError(
+            "--prompt_formats compares the gain under the prompt that was trained with others: "
+            f"name {' or '.join(trained)}, and at least one other"
+        )
+    return names
+
+
 def _check_evaluation(args: EvaluationArguments, adapter: str | None) -> None:
     """Refuse options that cannot work, or that would be ignored."""
     if args.label is not None:
         label = check_name(args.label, "--label").lower()
-        if label.startswith(BASELINE) or label == PRECISION_TABLE:
+        if label.startswith(BASELINE) or label.endswith(".json"):  # tables are files in eval/
             raise InputError(f"--label {args.label} is reserved: give another name")
     if not args.num_samples and (args.temperature, args.top_p) != (1.0, 1.0):
         raise InputError("temperature and top_p are for num_samples: add --num_samples 8")

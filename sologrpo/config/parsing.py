@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 from trl import ModelConfig, TrlParser
 
-from rewards import make_importable, name_of_spec
+from rewards import OF_ANY_FORMAT, OF_ONE_FORMAT, make_importable, name_of_spec
 from rewards.logs import RESERVED_COLUMNS
 from sologrpo.command_line import Parser
 from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
@@ -194,7 +194,8 @@ def _as_names(model: ModelConfig) -> None:
 
 def _resolve_rewards(run: RunArguments) -> None:
     if run.rewards is None:
-        run.rewards = list(PROMPT_FORMATS[run.prompt_format].rewards)
+        own = PROMPT_FORMATS[run.prompt_format].rewards
+        run.rewards = list(OF_ANY_FORMAT if run.prompt_formats else own)
     if not isinstance(run.rewards, list):
         raise InputError(f"rewards must be a list: write rewards: [{run.rewards}]")
     if not run.rewards:
@@ -212,6 +213,10 @@ def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) ->
             "give one weight per reward"
         )
     _check_reward_names(run, args)
+    if run.worked_examples and run.num_drawn_examples:
+        raise InputError(
+            "worked_examples and num_drawn_examples both choose what is shown: give one"
+        )
     # Loads transformers' models and their compiler, which `--help` need not wait for.
     from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
@@ -244,6 +249,11 @@ def _check_reward_names(run: RunArguments, args: SoloGRPOConfig) -> None:
         raise InputError(
             f"a reward cannot be called {taken[0]!r}: completions are logged under that name; "
             "rename it"
+        )
+    if run.prompt_formats and (alien := sorted(OF_ONE_FORMAT.intersection(names))):
+        raise InputError(
+            f"reward {alien[0]!r} knows one prompt format only, and prompt_formats names several: "
+            f"use {' and '.join(OF_ANY_FORMAT)}"
         )
     if args.outcome_reward is None:
         return

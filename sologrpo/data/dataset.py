@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -10,16 +11,24 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, IterableDataset, load_dataset
+from datasets import Dataset, IterableDataset, Value, load_dataset
 from datasets.exceptions import DatasetsError
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from rewards.grading import MARK
 from sologrpo.config.arguments import RunArguments
 from sologrpo.errors import LIBRARY_ERRORS, InputError, first_line, refusing
 from sologrpo.files import BUNDLED, check_name
 from sologrpo.hub import check_hub, why_not_found
-from sologrpo.prompts import PROMPT_FORMATS, Prompt, PromptFormat, load_worked_examples
+from sologrpo.prompts import (
+    PROMPT_FORMATS,
+    Prompt,
+    PromptFormat,
+    WorkedExample,
+    load_worked_examples,
+    without_annotations,
+)
 from sologrpo.schema import (
     Schema,
     advising,
@@ -43,6 +52,7 @@ RESERVED = (
     "trainer_state", "log_extra", "log_metric", "environment", "environments", "image", "images",
     "self",
 )  # fmt: skip
+MOST_KINDS = 20  # a metric each: more would fill the rows of metrics.jsonl
 # Raised for a table that is damaged, or holds what a data set cannot.
 TABLE_ERRORS = (pa.ArrowException, *LIBRARY_ERRORS)
 ROW_FORM = 'write {"question": …, "answer": "… #### 42"}: docs/configuration.md, Data'
@@ -152,7 +162,10 @@ def _check_schema(rows: Dataset | list[dict[str, Any]], where: str) -> None:
 
 
 def build_prompts(
-    rows: Dataset, run: RunArguments, tokenizer: PreTrainedTokenizerBase | None = None
+    rows: Dataset,
+    run: RunArguments,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    names: Sequence[str] = (),
 ) -> Dataset:
     """Add the columns `prompt` and `prompt_format`; the others stay, for the rewards.
 
@@ -163,29 +176,97 @@ def build_prompts(
         run: names the format, and may replace its system prompt and worked examples.
         tokenizer: for formats that have both forms, chat is used if it has a chat template; without
             a tokenizer, chat.
+        names: of several formats, one per row in turn; by default, the run's `prompt_format`.
 
     Raises:
-        InputError: if the format needs a chat template and the tokenizer has none.
+        InputError: if a format needs a chat template and the tokenizer has none, or formats cannot
+            share a batch.
     """
-    prompt_format = prompt_format_of(run)
-    chat = _asks_in_chat(prompt_format, tokenizer)
-    build = prompt_format.messages if chat else prompt_format.text
+    formats = [prompt_format_of(run, name) for name in names or [run.prompt_format]]
+    _check_alike(formats, tokenizer)
+    chat = _asks_in_chat(formats[0], tokenizer)
+    draws = any(f.num_drawn_examples for f in formats)
+    solved = _load_train_rows(run) if draws else []
+    pools = [_as_examples(solved, f) if f.num_drawn_examples else [] for f in formats]
 
-    def add_prompt(row: dict[str, Any]) -> dict[str, Any]:
+    def add_prompt(row: dict[str, Any], index: int) -> dict[str, Any]:
+        turn = index % len(formats)
+        prompt_format = _with_drawn_examples(formats[turn], pools[turn], row["question"])
+        build = prompt_format.messages if chat else prompt_format.text
         return {"prompt": build(row["question"]), "prompt_format": prompt_format.name}
 
-    return rows.map(add_prompt)
+    return rows.map(add_prompt, with_indices=True)
 
 
-def prompt_format_of(run: RunArguments) -> PromptFormat:
-    """Return the prompt format of a run, with the run's system prompt and worked examples."""
-    prompt_format = PROMPT_FORMATS[run.prompt_format]
-    if run.system_prompt is not None:
+def prompt_format_of(run: RunArguments, name: str | None = None) -> PromptFormat:
+    """Return a prompt format, with what a run replaces in it.
+
+    Worked examples can be written in any format, and replace those that a format draws only where
+    the run trains on it; a system prompt describes only `prompt_format`.
+
+    Args:
+        run: a run.
+        name: of the format; by default, the run's own.
+    """
+    prompt_format = PROMPT_FORMATS[name or run.prompt_format]
+    if run.system_prompt is not None and prompt_format.name == run.prompt_format:
         prompt_format = replace(prompt_format, system_prompt=run.system_prompt)
-    if run.worked_examples is not None:  # an empty list asks for none
-        examples = tuple(load_worked_examples(run.worked_examples))
-        prompt_format = replace(prompt_format, worked_examples=examples)
+    is_trained = prompt_format.name in (run.prompt_formats or [run.prompt_format])
+    if is_trained and run.num_drawn_examples is not None:
+        return replace(prompt_format, num_drawn_examples=run.num_drawn_examples)
+    if run.worked_examples is not None and (is_trained or not prompt_format.num_drawn_examples):
+        examples = tuple(load_worked_examples(run.worked_examples))  # an empty list asks for none
+        return replace(prompt_format, worked_examples=examples, num_drawn_examples=0)
     return prompt_format
+
+
+def _check_alike(
+    formats: Sequence[PromptFormat], tokenizer: PreTrainedTokenizerBase | None
+) -> None:
+    """Refuse formats that differ in what holds for a whole batch: chat or not, and stop strings."""
+
+    def ends(prompt_format: PromptFormat) -> tuple[str, ...]:
+        plain_text = prompt_format.plain_text
+        in_chat = _asks_in_chat(prompt_format, tokenizer)
+        return plain_text.stop_strings if plain_text and not in_chat else ()
+
+    first, *others = formats
+    for other in others:
+        if ends(other) != ends(first):
+            raise InputError(
+                f"prompt_formats {first.name} and {other.name} cannot share a batch: their "
+                "completions end in different ways; leave one out"
+            )
+
+
+def _load_train_rows(run: RunArguments) -> Dataset:
+    return load_rows(run.dataset_name, run.dataset_train_split, run.dataset_config)
+
+
+def _as_examples(
+    rows: Iterable[dict[str, Any]], prompt_format: PromptFormat
+) -> list[WorkedExample]:
+    """Turn solved rows into worked examples."""
+    clean = str if prompt_format.keeps_annotations else without_annotations
+    examples = []
+    for row in rows:
+        thinking, _, answer = row["answer"].rpartition(MARK)
+        examples.append(
+            WorkedExample(question=row["question"], thinking=clean(thinking), answer=answer)
+        )
+    return examples
+
+
+def _with_drawn_examples(
+    prompt_format: PromptFormat, pool: Sequence[WorkedExample], question: str
+) -> PromptFormat:
+    """Show examples of the pool, but never the question itself; the same ones every time."""
+    count = prompt_format.num_drawn_examples
+    if not count:
+        return prompt_format
+    drawn = random.Random(question).sample(pool, min(count + 1, len(pool)))
+    others = [example for example in drawn if example.question != question.strip()]
+    return replace(prompt_format, worked_examples=tuple(others[:count]))
 
 
 def stop_strings(dataset: Dataset | IterableDataset) -> list[str]:
@@ -210,6 +291,20 @@ def can_be_graded(dataset: Any) -> bool:
     return isinstance(dataset, Dataset) and needed <= set(dataset.column_names)
 
 
+def has_few_kinds(dataset: Any) -> bool:
+    """Check whether rows have a column `kind` of text, with few enough to log a metric of each.
+
+    Args:
+        dataset: any that TRL trains on.
+    """
+    if not isinstance(dataset, Dataset) or "kind" not in dataset.column_names:
+        return False
+    if dataset.features["kind"] not in (Value("string"), Value("large_string")):
+        return False
+    # Of the whole table: `Dataset.unique` copies the selected rows, 8 s for 290,000 of them.
+    return len(dataset.data.column("kind").drop_null().unique()) <= MOST_KINDS
+
+
 def _asks_in_chat(prompt_format: PromptFormat, tokenizer: PreTrainedTokenizerBase | None) -> bool:
     if not prompt_format.chat:
         return False
@@ -232,8 +327,9 @@ def load_train_and_validation(
     Raises:
         InputError: if the data cannot be loaded, or the settings leave no rows.
     """
-    rows = load_rows(run.dataset_name, run.dataset_train_split, run.dataset_config)
-    train = _within_limit(build_prompts(rows, run, tokenizer), tokenizer, run.max_prompt_tokens)
+    rows = _load_train_rows(run)
+    prompts = build_prompts(rows, run, tokenizer, run.prompt_formats or ())
+    train = _within_limit(prompts, tokenizer, run.max_prompt_tokens)
     train = train.shuffle(seed=seed)
     validation = None
     if run.num_validation_examples:

@@ -6,7 +6,7 @@ The judge is `rewards.grading`, as in training.
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,18 @@ from sologrpo.evaluation.precisions import (
     fit_precision,
     load_untrained,
 )
-from sologrpo.files import EVALUATIONS, PRECISION_TABLE, inside, make_folder, write_atomically
+from sologrpo.files import (
+    EVALUATIONS,
+    FORMAT_TABLE,
+    PRECISION_TABLE,
+    inside,
+    make_folder,
+    write_atomically,
+)
 from sologrpo.model.fitting import DoesNotFitError
 from sologrpo.model.memory import is_out_of_memory, release_unused
 from sologrpo.sampling.generation import generate_greedily
+from sologrpo.scoring.formats import compare_formats
 from sologrpo.scoring.records import (
     Evaluated,
     Problem,
@@ -56,7 +64,9 @@ VALIDATION_SCORES = (
 
 
 def evaluate_models(
-    settings: EvaluationSettings, tokenizer: PreTrainedTokenizerBase, dataset: Dataset
+    settings: EvaluationSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Mapping[str, Dataset],
 ) -> dict[str, Evaluated]:
     """Evaluate the base model, add the adapter, and evaluate the trained model.
 
@@ -65,10 +75,11 @@ def evaluate_models(
     Args:
         settings: which models, and how.
         tokenizer: of the base model.
-        dataset: test problems, from `load_test_prompts`.
+        problems: by prompt format, the test problems from `load_test_prompts`. Each model answers
+            all of them before the next one, because a merge cannot be undone.
 
     Returns:
-        By label: the baseline, unless `baseline` is off, then the trained model. Without an
+        By label: the baselines, unless `baseline` is off, then the trained model. Without an
         adapter, the model alone.
 
     Raises:
@@ -76,29 +87,53 @@ def evaluate_models(
             finds an evaluation with other settings.
     """
     settings = fit_precision(settings)
-    make_folder(_folder_of(settings))
+    asked = [(settings.in_format(name), dataset) for name, dataset in problems.items()]
+    for now, _ in asked:
+        make_folder(_folder_of(now))
     model = load_untrained(settings)
     if settings.adapter is None:
-        return {settings.label: evaluate(model, tokenizer, dataset, settings)}
-    evaluated, baseline = {}, None
-    if settings.baseline:
-        untrained = replace(settings, adapter=None, label=settings.baseline_label)
-        baseline = evaluate(model, tokenizer, dataset, untrained)
-        evaluated[untrained.label] = baseline
+        return {now.label: evaluate(model, tokenizer, dataset, now) for now, dataset in asked}
+    baselines = {}
+    for now, dataset in asked if settings.baseline else ():
+        untrained = replace(now, adapter=None, given_label=now.baseline_label)
+        baselines[untrained.label] = evaluate(model, tokenizer, dataset, untrained)
     model = add_adapter(model, tokenizer, settings)
-    evaluated[settings.label] = evaluate(model, tokenizer, dataset, settings, baseline)
-    return evaluated
+    return baselines | {
+        now.label: evaluate(model, tokenizer, dataset, now, baselines.get(now.baseline_label))
+        for now, dataset in asked
+    }
+
+
+def evaluate_formats(
+    settings: EvaluationSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Mapping[str, Dataset],
+) -> dict[str, Any]:
+    """Evaluate both models under several prompts; write `eval/prompt_formats.json`.
+
+    Arguments and errors as in `evaluate_models`.
+
+    Returns:
+        What `compare_formats` returns, and the file holds.
+    """
+    evaluated = evaluate_models(settings, tokenizer, problems)
+    comparison = compare_formats(evaluated, settings.trained_formats)
+    suffix = f"-{settings.given_label}" if settings.given_label else settings.suffix
+    _write_table(settings, FORMAT_TABLE.format(suffix), comparison)
+    return comparison
 
 
 def evaluate_precisions(
-    settings: EvaluationSettings, tokenizer: PreTrainedTokenizerBase, dataset: Dataset
+    settings: EvaluationSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Mapping[str, Dataset],
 ) -> dict[str, Any]:
     """Evaluate the trained model in every precision that fits; write `eval/precisions.json`.
 
     Args:
-        settings: which model, and how; its precision, label and baseline are ignored.
+        settings: which model, and how; its precision and baseline are ignored.
         tokenizer: of the base model.
-        dataset: test problems, from `load_test_prompts`.
+        problems: test problems, by their prompt format.
 
     Returns:
         What `compare_precisions` returns, and the file holds.
@@ -109,19 +144,22 @@ def evaluate_precisions(
     evaluated = {}
     settings = replace(settings, is_precision_given=True, baseline=False)
     for precision in PRECISIONS:
-        label = settings.label_of(precision)
-        now = replace(settings, precision=precision, label=label)
+        now = replace(settings, precision=precision)
         try:
-            evaluated[precision] = evaluate_models(now, tokenizer, dataset)[label]
+            evaluated[precision] = evaluate_models(now, tokenizer, problems)[now.label]
         except DoesNotFitError as error:
             if precision == settings.trained_precision:
                 raise
             logger.warning("left out: %s", error)
         release_unused()
     comparison = compare_precisions(evaluated, settings.trained_precision)
-    path = inside(settings.output_dir, EVALUATIONS, PRECISION_TABLE)
-    write_atomically(path, json.dumps(comparison, indent=2))
+    _write_table(settings, PRECISION_TABLE.format(settings.variant), comparison)
     return comparison
+
+
+def _write_table(settings: EvaluationSettings, name: str, content: dict[str, Any]) -> None:
+    path = inside(settings.output_dir, EVALUATIONS, name)
+    write_atomically(path, json.dumps(content, indent=2))
 
 
 # -- one model -----------------------------------------------------------------------------------

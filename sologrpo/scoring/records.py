@@ -15,6 +15,7 @@ from rewards.format import has_asked_format, has_trailing_text, is_integer_answe
 from rewards.grading import (
     PROMPT_FORMATS,
     answer_boxes,
+    answer_lines,
     judge,
     lenient_is_correct,
     parse_gold,
@@ -188,11 +189,12 @@ def judge_answer(text: str, tokens: int, stop_reason: str, gold: str, prompt_for
 
 
 def _is_integer(text: str, prompt_format: str) -> bool:
-    if prompt_format != "boxed":
+    find = {"boxed": answer_boxes, "lm_eval": answer_lines}.get(prompt_format)
+    if find is None:
         return is_integer_answer(text)
-    boxes = answer_boxes(visible_text(text, prompt_format))
-    # The last box is the answer, and its content is checked like that of an answer element.
-    return bool(boxes) and is_integer_answer(f"<answer>{boxes[-1]}</answer>")
+    answers = find(visible_text(text, prompt_format))
+    # The last one is the answer, and its content is checked like that of an answer element.
+    return bool(answers) and is_integer_answer(f"<answer>{answers[-1]}</answer>")
 
 
 def make_record(problem: Problem, greedy: Answer, samples: Iterable[Answer] = ()) -> Record:

@@ -1,6 +1,8 @@
 """Print the results of an evaluation: sample completions, and tables."""
 
+import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -125,6 +127,43 @@ def paired_line(label: str, result: Results) -> str:
     )
 
 
+def print_ending(
+    console: Console,
+    results: Results | None,
+    run: Path,
+    files: Mapping[str, Path | None],
+    exported: bool,
+) -> None:
+    """Print what to copy at the end: the accuracy before and after, paths, the next commands.
+
+    Args:
+        console: to print on.
+        results: of the trained model; None after a comparison of precisions.
+        run: directory of the run.
+        files: of the run, by name.
+        exported: a model was saved already.
+    """
+    if results is not None:
+        print_line(console, f"accuracy  {_accuracy(results)}")
+    for name, path in files.items():
+        print_line(console, f"{name:8}  {path}")
+    print_line(console, f"next      {shlex.join(['sologrpo', 'chat', '--run', str(run)])}")
+    if not exported:
+        merged = Path("out", run.resolve().name)
+        export = ["sologrpo", "export", "--run", str(run), "--save_merged", str(merged)]
+        print_line(console, f"          {shlex.join(export)}")
+
+
+def _accuracy(result: Results) -> str:
+    if "baseline" not in result:
+        return f"{_share(result['accuracy'])} ({INTERVAL} {_share(result['accuracy_ci95'])})"
+    low, high = result["delta_ci95"]
+    return (
+        f"{_share(result['baseline_accuracy'])} -> {_share(result['accuracy'])}: "
+        f"{_points(result['delta'])} points ({INTERVAL} {_points(low)} to {_points(high)})"
+    )
+
+
 def print_precisions(console: Console, comparison: Results) -> None:
     """Print one row per precision: its accuracy, and the comparison with the trained one.
 
@@ -154,3 +193,31 @@ def _comparison(row: Results) -> tuple[str, str, str, str]:
         _points(row["delta"]), f"{_points(low)} to {_points(high)}",
         f"{row['newly_right']} / {row['newly_wrong']}", f"{row['mcnemar_p']:.2g}",
     )  # fmt: skip
+
+
+def print_formats(console: Console, comparison: Results) -> None:
+    """Print one row per prompt, base model -> trained model, and whether the gain travels.
+
+    Args:
+        console: to print on. A row has two lines, so that it fits into 80 columns.
+        comparison: from `compare_formats`.
+    """
+    title = f"{comparison['n']} test problems, greedy; base model -> trained model"
+    table = Table(title=title)
+    table.add_column("prompt")
+    for heading in ("strict", f"gain,\n{INTERVAL}", "McNemar p", "lenient", "cut off"):
+        table.add_column(heading, justify="right")
+    for name, row in comparison["prompt_formats"].items():
+        low, high = row["delta_ci95"]
+        table.add_row(
+            f"{name}\n  {row['role']}", _change(row, "accuracy"),
+            f"{_points(row['delta'])}\n{_points(low)} to {_points(high)}",
+            f"{row['mcnemar_p']:.2g}",
+            _change(row, "accuracy_lenient"), _change(row, "truncated_rate"),
+        )  # fmt: skip
+    console.print(table)
+    print_line(console, comparison["verdict"])
+
+
+def _change(row: Results, rate: str) -> str:
+    return f"{_share(row[f'baseline_{rate}'])} ->\n{_share(row[rate])}"

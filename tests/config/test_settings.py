@@ -86,7 +86,7 @@ def test_a_value_that_its_type_does_not_take_is_refused(key: str) -> None:
         ("importance_sampling_level", "tokens", "expected 'token' or 'sequence'"),
         ("multi_objective_aggregation", "sum", "'sum_then_normalize'"),
         ("scale_rewards", "groups", "'group'"),
-        ("prompt_format", "nothing", "expected 'boxed', 'r1_zero' or 'xml'"),
+        ("prompt_format", "nothing", "expected 'boxed', 'lm_eval', 'r1_zero' or 'xml'"),
         ("optim", "adam", "'adamw_torch_fused'"),
         ("dtype", "bfloat17", "dtype: 'bfloat17'; expected 'auto', 'bfloat16'"),
         ("save_strategy", "bests", "'best'"),

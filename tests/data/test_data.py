@@ -267,7 +267,7 @@ ASKED = [
 
 
 def prompts_of(name: str, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-    run = RunArguments(prompt_format=name)
+    run = RunArguments(prompt_format=name, dataset_name="quickstart")
     return list(build_prompts(Dataset.from_list(rows(3)), run, tokenizer)["prompt"])
 
 
@@ -366,7 +366,9 @@ def test_training_and_test_rows_are_asked_alike(tiny_data: Path) -> None:
 
 
 def test_format_that_needs_a_chat_template(tiny_data: Path) -> None:
-    says = r"no chat template: use prompt_format r1_zero or boxed, or the instruct version"
+    says = (
+        r"no chat template: use prompt_format r1_zero or boxed or lm_eval, or the instruct version"
+    )
     run = run_on(tiny_data, prompt_format="xml")
     with pytest.raises(InputError, match=says):
         load_train_and_validation(run, base_tokenizer(), seed=0)

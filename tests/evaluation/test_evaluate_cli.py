@@ -1,6 +1,7 @@
-"""`evaluate.py` as users call it: precisions, samples, `--resume` and `--regrade`."""
+"""`evaluate.py` as users call it: precisions, prompt formats, samples, `--resume`, `--regrade`."""
 
 import json
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -18,7 +19,10 @@ from scripts import Printed, last_line, load_script, printed_by
 from server import Server
 from sologrpo.config.arguments import PRECISIONS
 from sologrpo.config.evaluation import parse_evaluation
+from sologrpo.data.dataset import prompt_format_of
+from sologrpo.errors import InputError
 from sologrpo.evaluation import precisions
+from sologrpo.evaluation.generators import Generator
 from sologrpo.model import fitting
 from sologrpo.model.fitting import DoesNotFitError
 from sologrpo.model.loading import load_base_model
@@ -253,6 +257,239 @@ def test_memory_that_runs_out_while_loading_is_one_line(
     assert "Traceback" not in ended
     # The baseline is not lost if the merge was too much.
     assert (run_4bit / "eval/baseline/results.json").exists() == (part == "merge_adapter")
+
+
+# -- prompt formats ------------------------------------------------------------------------------
+
+FORMATS = ("--prompt_formats", "xml,boxed,r1_zero,lm_eval")
+BASELINES = ["baseline", "baseline-boxed", "baseline-lm_eval", "baseline-r1_zero"]
+TRAINED = [label.replace("baseline", "trained") for label in BASELINES]
+
+
+def folders(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "eval").iterdir() if path.is_dir())
+
+
+def prompts(run: Path, label: str) -> list[str]:
+    lines = (run / "eval" / label / "records.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["prompt"] for line in lines]
+
+
+def configure(run: Path, **settings: Any) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    (run / "config.yaml").write_text(yaml.safe_dump(config | settings), encoding="utf-8")
+
+
+def test_both_models_answer_under_every_prompt(
+    evaluate: Run, run_plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = {"question": "What is 1 + 1?", "thinking": "1 + 1 = 2", "answer": "2"}
+    configure(run_plain, system_prompt="Be brief.", worked_examples=[example])
+    done: list[list[str]] = []
+    stops: list[list[str]] = []
+
+    def add(*args: Any) -> Any:
+        done.append([path.parent.name for path in run_plain.glob("eval/*/results.json")])
+        return precisions.add_adapter(*args)
+
+    def keep(*args: Any) -> Any:
+        stops.append(args[3])
+        return Generator(*args)
+
+    monkeypatch.setattr("sologrpo.evaluation.evaluate.add_adapter", add)
+    monkeypatch.setattr("sologrpo.evaluation.evaluate.Generator", keep)
+    printed = evaluate("--run", run_plain, *FORMATS)
+    assert printed.code == 0, printed
+    assert folders(run_plain) == BASELINES + TRAINED
+    assert [sorted(names) for names in done] == [BASELINES]  # merged once, after all of them
+    assert [bool(strings) for strings in stops] == [
+        False,
+        False,
+        True,
+        False,
+    ] * 2  # plain text is stopped
+
+    # The run's system prompt and example belong to its own prompt; the others are as shipped.
+    for label in ("baseline", "trained"):
+        assert all("Be brief." in prompt for prompt in prompts(run_plain, label))
+        assert all("What is 1 + 1?" in prompt for prompt in prompts(run_plain, label))
+        for prompt in prompts(run_plain, f"{label}-boxed"):
+            assert prompt.count("boxed{}") == 2  # of its worked example, and of the question
+            assert "Be brief." not in prompt
+            assert "What is 1 + 1?" not in prompt
+        for prompt in prompts(run_plain, f"{label}-r1_zero"):
+            assert prompt.startswith("A conversation between User and Assistant.")
+            assert prompt.endswith("<think>")
+        for prompt in prompts(run_plain, f"{label}-lm_eval"):
+            assert prompt.count("Question: ") == 5  # all four training rows, and its own
+            assert prompt.count("\n#### ") == 4
+            assert "Be brief." not in prompt
+            assert "What is 1 + 1?" not in prompt
+
+    table = read(run_plain / "eval" / "prompt_formats.json")
+    assert (table["n"], table["split"]) == (8, "test")
+    rows = table["prompt_formats"]
+    roles = {"xml": "trained", "boxed": "unseen", "r1_zero": "unseen", "lm_eval": "harness's"}
+    assert {name: row["role"] for name, row in rows.items()} == roles
+    assert list(rows) == list(roles)
+    for name, row in rows.items():
+        before, after = (
+            read(run_plain / "eval" / row[key] / "results.json") for key in ("baseline", "label")
+        )
+        assert after["settings"]["prompt_format"] == before["settings"]["prompt_format"] == name
+        assert after["baseline"] == row["baseline"]
+        assert row["delta"] == after["accuracy"] - before["accuracy"]
+        assert row["truncated_rate"] == after["truncated_rate"]
+        assert row["baseline_truncated_rate"] == before["truncated_rate"]
+        assert name in printed.stdout
+    assert "8 test problems, greedy; base model -> trained model" in printed.stdout
+    assert table["verdict"] in " ".join(printed.stdout.split())
+
+
+def test_one_other_prompt_has_its_own_labels(evaluate: Run, run_plain: Path) -> None:
+    mine = ("--prompt_formats", "xml,boxed", "--label", "mine")
+    assert evaluate("--run", run_plain, *mine).code == 0
+    assert folders(run_plain) == ["baseline", "baseline-boxed", "mine", "mine-boxed"]
+    table = read(run_plain / "eval" / "prompt_formats-mine.json")
+    assert [row["label"] for row in table["prompt_formats"].values()] == ["mine", "mine-boxed"]
+    answers = (run_plain / "eval/mine-boxed/records.jsonl").read_bytes()
+    own = (run_plain / "eval/baseline/records.jsonl").read_bytes()
+
+    assert evaluate("--run", run_plain, "--prompt_format", "boxed").code == 0
+    assert "trained-boxed" in folders(run_plain)
+    assert "trained" not in folders(run_plain)
+    assert (run_plain / "eval/trained-boxed/records.jsonl").read_bytes() == answers
+    assert (run_plain / "eval/baseline/records.jsonl").read_bytes() == own
+    assert read(run_plain / "eval/trained-boxed/results.json")["baseline"] == "baseline-boxed"
+
+
+def test_another_split_overwrites_nothing(
+    evaluate: Run, run_plain: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sologrpo.evaluation.evaluate.PRECISIONS", ["merged", "adapter"])
+    write_rows(data / "test_unseen.jsonl", rows(5, offset=30))
+    formats = ("--run", run_plain, "--prompt_formats", "xml", "boxed")
+    assert evaluate(*formats, "--limit", "3").code == 0
+    before = {path: path.read_bytes() for path in run_plain.glob("eval/**/*") if path.is_file()}
+    other = ("--dataset_test_split", "test_unseen")
+    assert evaluate(*formats, *other).code == 0
+    assert evaluate("--run", run_plain, "--compare_precisions", *other, "--limit", "3").code == 0
+    assert {path: path.read_bytes() for path in before} == before
+    assert set(folders(run_plain)) - {"trained-test_unseen-adapter"} == {
+        f"{model}{split}{asked}"
+        for model in ("baseline", "trained")
+        for split in ("", "-test_unseen")
+        for asked in ("", "-boxed")
+    }
+    table = read(run_plain / "eval" / "prompt_formats-test_unseen.json")
+    assert (table["n"], table["split"]) == (5, "test_unseen")
+    assert [row["label"] for row in table["prompt_formats"].values()] == [
+        "trained-test_unseen", "trained-test_unseen-boxed"
+    ]  # fmt: skip
+    assert (run_plain / "eval" / "precisions-test_unseen.json").is_file()
+
+
+def test_formats_are_resumed_after_a_kill_between_them(
+    evaluate: Run, server: Server, run_plain: Path, data: Path, tmp_path: Path
+) -> None:
+    write_rows(data / "many.jsonl", rows(64))
+    arguments = ("--run", run_plain, "--prompt_formats", "xml,boxed", "--dataset_test_split",
+                 "many", "--output_dir")  # fmt: skip
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    finished = killed / "eval/baseline-many/results.json"
+    deadline = time.monotonic() + 200
+    with server.running_command("evaluate", *arguments, killed, cwd=tmp_path) as it:
+        while not finished.exists():
+            assert not it.has_ended()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        it.send_signal(signal.SIGKILL)
+    assert list(killed.glob("eval/*/results.json")) == [finished]
+    before = read(finished)
+    resumed = evaluate(*arguments, killed, "--resume")
+    assert resumed.code == 0, resumed
+    assert read(finished)["seconds"] == before["seconds"]  # taken over, not generated again
+    assert evaluate(*arguments, whole).code == 0
+    assert len(folders(whole)) == 4
+    for label in folders(whole):
+        first, second = (out / "eval" / label / "records.jsonl" for out in (killed, whole))
+        assert first.read_bytes() == second.read_bytes()
+    tables = [read(out / "eval/prompt_formats-many.json") for out in (killed, whole)]
+    assert tables[0] == tables[1]
+
+
+def test_formats_of_a_base_model_without_a_chat_template(
+    evaluate: Run, tiny_llama: Path, data: Path, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(tiny_llama, base)
+    (base / "chat_template.jinja").unlink()
+    run = make_run(tmp_path / "run", base, data, load_in_4bit=False)
+    configure(run, prompt_format="boxed")
+    refused = evaluate("--run", run, "--prompt_formats", "boxed", "xml")
+    assert refused.code == 2
+    assert "has no chat template: use prompt_format" in last_line(refused)
+    assert not (run / "eval").exists()
+    printed = evaluate("--run", run, "--prompt_formats", "r1_zero,boxed,lm_eval")
+    assert printed.code == 0, printed
+    others = ["-lm_eval", "-r1_zero"]
+    labels = ["baseline", "trained"]
+    assert folders(run) == sorted(name + other for name in labels for other in ["", *others])
+    for label in ("trained", "trained-lm_eval"):
+        assert all(prompt.endswith("Answer:") for prompt in prompts(run, label))
+        assert all("im_start" not in prompt for prompt in prompts(run, label))
+    table = read(run / "eval/prompt_formats.json")["prompt_formats"]
+    assert {name: row["role"] for name, row in table.items()} == {
+        "boxed": "trained", "r1_zero": "unseen", "lm_eval": "harness's"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "labels"),
+    [
+        ([], ["trained", "baseline"]),
+        (["--prompt_format", "xml"], ["trained", "baseline"]),
+        (["--prompt_format", "boxed"], ["trained-boxed", "baseline-boxed"]),
+        (["--dataset_test_split", "b[:9]"], ["trained-b-9-", "baseline-b-9-"]),
+        (["--label", "mine", "--prompt_format", "boxed"], ["mine", "baseline-boxed"]),
+        (
+            ["--precision", "adapter", "--prompt_format", "boxed", "--dataset_test_split", "b"],
+            ["trained-b-boxed-adapter", "baseline-b-boxed-adapter"],
+        ),
+    ],
+)
+def test_labels_name_what_is_not_the_runs_own(
+    run_4bit: Path, flags: list[str], labels: list[str]
+) -> None:
+    settings = parse_evaluation(["--run", str(run_4bit), *flags])
+    assert [settings.label, settings.baseline_label] == labels
+
+
+def test_several_trained_formats(run_plain: Path) -> None:
+    example = {"question": "What is 1 + 1?", "thinking": "1 + 1 = 2", "answer": "2"}
+    configure(
+        run_plain, prompt_formats=["xml", "boxed"], system_prompt="Hm.", worked_examples=[example]
+    )
+    formats = "xml,boxed,r1_zero"
+    settings = parse_evaluation(["--run", str(run_plain), "--prompt_formats", formats])
+    assert settings.prompt_formats == ["xml", "boxed", "r1_zero"]
+    assert settings.trained_formats == ["xml", "boxed"]
+    shown = {
+        name: prompt_format_of(settings.in_format(name).data) for name in settings.prompt_formats
+    }
+    assert {name: len(f.worked_examples) for name, f in shown.items()} == {
+        "xml": 1, "boxed": 1, "r1_zero": 0
+    }  # fmt: skip
+    assert [name for name, f in shown.items() if f.system_prompt == "Hm."] == ["xml"]
+    with pytest.raises(InputError, match="name xml or boxed, and at least one other"):
+        parse_evaluation(["--run", str(run_plain), "--prompt_formats", "xml,boxed"])
+
+
+def test_labels_name_a_precision_chosen_for_lack_of_memory_too(run_4bit: Path) -> None:
+    settings = parse_evaluation(["--run", str(run_4bit), "--prompt_formats", "xml,boxed"])
+    boxed = settings.in_precision("nf4_adapter").in_format("boxed")
+    assert boxed.label == "trained-boxed-nf4_adapter"
+    assert boxed.baseline_label == "baseline-boxed-nf4_adapter"
 
 
 # -- samples, resume, regrade ------------------------------------------------------------------

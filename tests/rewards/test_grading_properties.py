@@ -22,6 +22,7 @@ WRAP = {
     "xml": "<thinking>\nso\n</thinking>\n<answer>{}</answer>",
     "r1_zero": "so </think> <answer>{}</answer>",
     "boxed": "so \\boxed{{{}}}",
+    "lm_eval": "so\n#### {}",
 }
 formats = st.sampled_from(PROMPT_FORMATS)
 # Every code point, lone surrogates and control characters included.
@@ -78,6 +79,8 @@ def test_number_like_noise_never_raises(text):
 @given(any_text | tag_soup, st.text(" \t\r\n", max_size=5), st.text(" \t\r\n", max_size=5), formats)
 def test_surrounding_white_space_changes_nothing(text, before, after, prompt_format):
     completion = WRAP[prompt_format].format(text)
+    if prompt_format == "lm_eval":  # there the answer ends with its line
+        before = before.replace("\n", " ")
     inside = WRAP[prompt_format].format(before + text + after)
     answer = extract_answer(completion, prompt_format)
     assert extract_answer(before + completion + after, prompt_format) == answer
@@ -116,6 +119,8 @@ def test_a_second_answer_never_helps(first, second, prompt_format):
     hedge = WRAP[prompt_format].format(first) + WRAP["xml"][-20:].format(second)
     if prompt_format == "boxed":
         hedge = f"\\boxed{{{first}}} \\boxed{{{second}}}"
+    if prompt_format == "lm_eval":
+        hedge = f"#### {first}\n#### {second}"
     assert is_correct(hedge, f"#### {first}", prompt_format) is (first == second)
 
 

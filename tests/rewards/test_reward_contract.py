@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rewards import REWARDS, load_rewards
+from rewards import OUTCOME_REWARDS, REWARDS, load_rewards
 from rewards.completions import text_of
 from rewards.correctness import answer_correctness, boxed_correctness, gsm8k_weighted
 from rewards.length import completion_length, reasoning_length
@@ -146,6 +146,20 @@ def test_gsm8k_weighted_reports_its_parts():
     logged.clear()
     gsm8k_weighted(["18"], ["no gold"], log_metric=logged.__setitem__)
     assert not logged
+
+
+@pytest.mark.parametrize("name", OUTCOME_REWARDS)
+def test_the_reason_of_each_verdict_is_logged(name):
+    logged = {}
+    box = "\\boxed{{{}}}"
+    completions = [box.format(18), box.format(17), "18", box.format(18)]
+    golds = ["#### 18"] * 3 + ["no gold"]
+    REWARDS[name](completions, golds, prompt_format="boxed", log_extra=logged.__setitem__)
+    right, wrong, none, no_gold = logged[f"{name}/reason"]
+    assert right == "18 is the gold answer"
+    assert wrong == "17 is not the gold answer 18"
+    assert none.startswith("no ")
+    assert "gold answer" in no_gold
 
 
 def test_completion_length_counts_tokens():

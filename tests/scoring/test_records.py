@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from sologrpo.errors import InputError
+from sologrpo.scoring.formats import compare_formats, verdict
 from sologrpo.scoring.records import (
     Answer,
     Evaluated,
@@ -25,7 +26,7 @@ from sologrpo.scoring.records import (
     write_evaluated,
 )
 from sologrpo.scoring.summary import compare_precisions, summarise
-from sologrpo.scoring.table import print_precisions
+from sologrpo.scoring.table import print_ending, print_formats, print_precisions
 
 RIGHT = "<thinking>\n5 + 7 = 12\n</thinking>\n<answer>\n12\n</answer>"
 WRONG = "<thinking>\n5 + 7 = 13\n</thinking>\n<answer>\n13\n</answer>"
@@ -155,6 +156,94 @@ def test_precisions_are_compared_with_the_trained_one() -> None:
     assert (trained["differing_rate"], trained["delta"]) == (0, 0)
 
 
+def test_formats_are_compared_with_their_own_baselines() -> None:
+    def evaluated(texts: list[str], asked: str, label: str, baseline: str | None) -> Evaluated:
+        records = [
+            make_record(PROBLEM.model_copy(update={"prompt_format": asked}), answer(t, asked=asked))
+            for t in texts
+        ]
+        results = summarise(records) | {
+            "label": label, "prompt_format": asked, "split": "test", "max_completion_length": 48
+        }  # fmt: skip
+        return Evaluated(records, results | ({"baseline": baseline} if baseline else {}))
+
+    boxed = r"so \boxed{12}"
+    comparison = compare_formats(
+        {
+            "baseline-boxed": evaluated([boxed, LOOSE, LOOSE], "boxed", "baseline-boxed", None),
+            "baseline": evaluated([WRONG, WRONG, WRONG], "xml", "baseline", None),
+            "trained-boxed": evaluated([LOOSE, boxed, boxed], "boxed", "x", "baseline-boxed"),
+            "trained": evaluated([RIGHT, RIGHT, LOOSE], "xml", "trained", "baseline"),
+        },
+        ["xml"],
+    )
+    assert (comparison["n"], comparison["split"]) == (3, "test")
+    rows = comparison["prompt_formats"]
+    assert list(rows) == ["xml", "boxed"]  # the trained prompt first
+    assert [row["role"] for row in rows.values()] == ["trained", "unseen"]
+    assert [row["label"] for row in rows.values()] == ["trained", "trained-boxed"]
+    xml, other = rows.values()
+    assert (xml["newly_right"], xml["newly_wrong"], xml["delta"]) == (2, 0, 2 / 3)
+    assert (xml["baseline_accuracy_lenient"], xml["accuracy_lenient"]) == (0, 1)
+    assert (other["newly_right"], other["newly_wrong"], other["baseline_accuracy"]) == (2, 1, 1 / 3)
+    assert comparison["verdict"].startswith("No gain under the trained prompt, xml, nor under")
+
+
+GAIN, NONE, LOSS = (0.01, 0.3, 0.04), (-0.1, 0.1, 0.9), (-0.3, -0.01, 0.04)
+UNSURE = (0.001, 0.089, 0.057)  # seen in a run: the interval and the test disagree
+
+
+@pytest.mark.parametrize(
+    ("xml", "boxed", "lm_eval", "says"),
+    [
+        (GAIN, NONE, NONE, "The gain is in the trained prompt alone: it shows under xml, not under "
+         "boxed, lm_eval. A gain shows where"),
+        (GAIN, GAIN, NONE, "The gain travels in part: it shows under xml, boxed, not under lm_eval."
+         " A gain"),
+        (GAIN, GAIN, GAIN, "The gain travels: it shows under xml, boxed, lm_eval. A gain"),
+        (GAIN, NONE, LOSS, "The gain is in the trained prompt alone: it shows under xml, not under "
+         "boxed, lm_eval. Accuracy fell under lm_eval. A gain"),
+        (NONE, NONE, NONE, "No gain under the trained prompt, xml, nor under any other. A gain"),
+        (LOSS, NONE, GAIN, "No gain under the trained prompt, xml; one shows under lm_eval. "
+         "Accuracy fell under xml. A gain"),
+        (GAIN, NONE, UNSURE, "The gain is in the trained prompt alone: it shows under xml, not"),
+        ((0.0, 0.3, 0.04), GAIN, NONE,
+         "No gain under the trained prompt, xml; one shows under boxed."),
+    ],
+)  # fmt: skip
+def test_the_verdict_on_prompts_follows_intervals_and_tests(
+    xml: Any, boxed: Any, lm_eval: Any, says: str
+) -> None:
+    differences = {"xml": xml, "boxed": boxed, "lm_eval": lm_eval}
+    roles = {"xml": "trained", "boxed": "unseen", "lm_eval": "harness's"}
+    rates = {"truncated_rate": 0.1, "baseline_truncated_rate": 0.1}
+    rows = {
+        name: {"role": roles[name], "delta_ci95": (low, high), "mcnemar_p": p, **rates}
+        for name, (low, high, p) in differences.items()
+    }
+    assert verdict(rows).startswith(says)
+    assert "cut off" not in verdict(rows)
+    for rate in rates:
+        cut = rows | {"boxed": rows["boxed"] | {rate: 0.11}}
+        assert " Over 10% of the answers were cut off under boxed: raise --max" in verdict(cut)
+
+
+def test_the_table_of_formats_fits_80_columns() -> None:
+    row = {
+        "role": "harness's", "accuracy": 0.495, "baseline_accuracy": 0.192, "delta": 0.303,
+        "delta_ci95": [0.238, 0.354], "mcnemar_p": 1.1e-20, "accuracy_lenient": 0.495,
+        "baseline_accuracy_lenient": 0.215, "truncated_rate": 0.0, "baseline_truncated_rate": 0.18,
+    }  # fmt: skip
+    names = ("xml", "boxed", "r1_zero", "lm_eval")
+    text = io.StringIO()
+    formats = dict.fromkeys(names, row)
+    comparison = {"n": 400, "verdict": "The gain travels.", "prompt_formats": formats}
+    print_formats(Console(file=text, width=80), comparison)
+    assert "…" not in text.getvalue()
+    for part in (*names, "harness's", "19.2% ->", "+23.8 to +35.4", "1.1e-20", "gain travels."):
+        assert part in text.getvalue()
+
+
 def test_the_table_of_precisions_fits_80_columns() -> None:
     names = ("merged", "merged_dequantised", "adapter", "nf4_adapter", "merged_requantised")
     row = {
@@ -274,3 +363,31 @@ def test_scoring_imports_no_library_of_models_and_regrade_no_torch() -> None:
     imported, after_regrade = (set(line.split()) for line in printed.splitlines())
     assert not {"torch", "transformers", "trl", "numpy", "datasets"} & imported
     assert not {"torch", "trl", "datasets"} & after_regrade
+
+
+PAIRED = {"baseline": "baseline", "baseline_accuracy": 0.195, "delta": 0.385,
+          "delta_ci95": [0.326, 0.44]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "exported", "expected"),
+    [
+        (PAIRED, False, "accuracy  19.5% -> 58.0%: +38.5 points (95 % interval +32.6 to +44.0)"),
+        ({}, True, "accuracy  58.0% (95 % interval 53.1% to 62.7%)"),
+    ],
+)
+def test_the_end_of_an_evaluation_can_be_copied(
+    more: dict[str, Any], exported: bool, expected: str
+) -> None:
+    console = Console(file=io.StringIO(), width=40)
+    run = Path("runs/my run")
+    results = {"accuracy": 0.58, "accuracy_ci95": [0.531, 0.627], **more}
+    print_ending(console, results, run, {"adapter": run / "adapter"}, exported)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    export = "          sologrpo export --run 'runs/my run' --save_merged 'out/my run'"
+    assert lines == [
+        expected,
+        "adapter   runs/my run/adapter",
+        "next      sologrpo chat --run 'runs/my run'",
+        *([] if exported else [export]),
+    ]
