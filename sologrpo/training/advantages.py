@@ -3,9 +3,12 @@
 Shapes: B completions of all processes, R rewards, G completions of a prompt, P prompts.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 
 import torch
 from trl.trainer.utils import nanstd
@@ -17,6 +20,7 @@ from sologrpo.training.trl_patches import nanmax, nanmin
 
 # Every reward of `rewards/` that judges the answer gives 1 for a right one.
 RIGHT = 1.0
+OF_A_KIND = "accuracy/"  # a metric: the share of right completions of a kind of problem
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,20 @@ class GroupRewards:
                 figures[f"degenerate/all_{name}"] = share
         values = torch.stack(list(figures.values())).tolist()  # the host waits once
         return dict(zip(figures, values, strict=True))
+
+    def accuracy_by_kind(self, kinds_B: Sequence[str | None]) -> dict[str, float]:
+        """Return the share of right completions by kind, of those that the outcome reward judged.
+
+        Args:
+            kinds_B: of the problems of all processes; None for a problem without a kind.
+        """
+        if self.outcome is None:
+            return {}
+        by_kind = defaultdict(list)
+        for kind, score in zip(kinds_B, self.scores_BR[:, self.outcome].tolist(), strict=True):
+            if kind is not None and not math.isnan(score):
+                by_kind[kind].append(score >= RIGHT)
+        return {f"{OF_A_KIND}{kind}": fmean(right) for kind, right in sorted(by_kind.items())}
 
     def shares(self, names: Sequence[str], scale_by_group: bool) -> dict[str, float]:
         """Return the share of the advantages by reward; see `advantage_shares`."""

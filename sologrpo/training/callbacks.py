@@ -5,6 +5,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from rich.progress import (
     Progress,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Table
 from transformers import (
@@ -28,12 +28,11 @@ from transformers import (
 )
 
 from rewards.completions import text_of
-from sologrpo.console import Terminal, duration, print_line
+from sologrpo.console import Terminal, print_line, time_left
 from sologrpo.files import COMPLETIONS, COMPLETIONS_FILE, METRICS
 from sologrpo.training.progress import PARTS
 
 SAMPLES_EVERY = 10  # steps
-TIMED_STEPS = 2  # before the time of the run is estimated
 PROMPT_CHARS, COMPLETION_CHARS = 120, 300  # of a shown sample: it stays readable
 
 
@@ -92,8 +91,7 @@ class ConsoleLog(TrainerCallback):  # type: ignore[misc]
         self.samples_every = samples_every
         self._samples_of: int | None = None  # the step whose completions are still to be shown
         self._bar: Progress | None = None
-        self._ends: list[float] = []  # of the first steps
-        self._step_seconds: float | None = None  # to be printed with the next log
+        self._ends: list[float] = []  # of all steps
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -102,7 +100,8 @@ class ConsoleLog(TrainerCallback):  # type: ignore[misc]
         if not self.console.is_interactive or self.console.quiet:
             return
         self._bar = _bar(self.console)
-        self._bar.add_task("training", total=state.max_steps, completed=state.global_step)
+        done, total = state.global_step, state.max_steps
+        self._bar.add_task("training", total=total, completed=done, left="")
         atexit.register(self._bar.stop)  # a run that fails must not leave the cursor hidden
         self._bar.start()
 
@@ -115,14 +114,11 @@ class ConsoleLog(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Move the bar, and time the first steps."""
-        if len(self._ends) < TIMED_STEPS:
-            self._ends.append(time.perf_counter())
-            if len(self._ends) == TIMED_STEPS:
-                # The first step warms up and tests the sampling engines.
-                self._step_seconds = self._ends[-1] - self._ends[-2]
+        """Move the bar, and estimate the end."""
+        self._ends.append(time.perf_counter())
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=state.global_step)
+            done, left = state.global_step, self._left(state)
+            self._bar.update(self._bar.task_ids[0], completed=done, left=left)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -145,14 +141,17 @@ class ConsoleLog(TrainerCallback):  # type: ignore[misc]
         if not state.is_world_process_zero or logs is None:
             return
         if "loss" in logs:
-            self._print(step_line(state.global_step, state.max_steps, logs))
-            seconds, self._step_seconds = self._step_seconds, None
-            if seconds is not None and state.global_step < state.max_steps:
-                self._print(time_line(state.max_steps - state.global_step, seconds))
+            line = step_line(state.global_step, state.max_steps, logs)
+            left = self._left(state)
+            self._print(f"{line}  {left}" if left else line)
             if state.global_step % self.samples_every == 0:
                 self._samples_of = state.global_step
         elif "eval_accuracy" in logs:
             self._print(validation_line(state.global_step, logs))
+
+    def _left(self, state: TrainerState) -> str:
+        seconds = seconds_left(self._ends, state.max_steps - state.global_step)
+        return time_left(seconds) if seconds else ""
 
     def _print(self, line: str) -> None:
         print_line(self.console, line)
@@ -175,24 +174,31 @@ def _bar(console: Console) -> Progress:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}"),
         console=console,
-        # rich looks back 30 s for the speed by default, which may be less than one step.
-        speed_estimate_period=math.inf,
         # An error in a run whose stderr goes to a file belongs there.
         redirect_stderr=sys.stderr.isatty(),
     )
 
 
-def time_line(steps: int, seconds: float) -> str:
-    """Estimate the time of the remaining steps, from the seconds of one.
+def seconds_left(ends: Sequence[float], steps: int) -> float:
+    """Estimate the seconds of the remaining steps; 0 if none are left, or it is too early.
 
-    >>> time_line(30, 27.0)
-    'time     about 14 min for the other 30 steps, 27.0 s each'
+    The later half of the steps so far counts. So the first step, which warms up and tests the
+    sampling engines, never does; steps that sample and steps that do not are averaged; and so are
+    the validations and checkpoints between them.
+
+    Args:
+        ends: when each step of this process ended, in seconds.
+        steps: that are left.
+
+    >>> seconds_left([100.0, 110.0, 120.0], 6)
+    60.0
     """
-    left = duration(steps * seconds)
-    return f"time     about {left} for the other {steps} steps, {seconds:.1f} s each"
+    if len(ends) < 2:
+        return 0.0
+    later = ends[(len(ends) - 1) // 2 :]
+    return steps * (later[-1] - later[0]) / (len(later) - 1)
 
 
 def step_line(step: int, max_steps: int, logs: dict[str, Any]) -> str:
@@ -262,7 +268,11 @@ def _read_samples(args: TrainingArguments, step: int) -> list[Sample]:
 def _scores(sample: Sample) -> list[str]:
     """List the rewards of a sample, and what else a reward logged of it, each with its name."""
     told = {"step", "prompt", "completion", "advantage"}
-    scores = (f"{name} {_score(value)}" for name, value in sample.items() if name not in told)
+    scores = (
+        f"{name.rpartition('/')[2]} {_score(value)}"  # "reason" of answer_correctness/reason
+        for name, value in sample.items()
+        if name not in told
+    )
     return [shorten(score, PROMPT_CHARS) for score in scores]
 
 

@@ -1,10 +1,13 @@
 """Warnings during a run: problems that keep it from learning, and how to fix them.
 
-Nothing here stops a run or changes it. Each warning is printed once.
+Nothing here stops a run or changes it. Each warning is printed once, and written to
+`warnings.jsonl` for the report.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -19,13 +22,30 @@ from transformers import (
 
 from rewards import OUTCOME_REWARDS
 from sologrpo.console import print_warning
+from sologrpo.files import WARNINGS
+from sologrpo.training.advantages import OF_A_KIND
 
 LASTING = 5  # steps in a row that are not chance
 TREND = 10  # steps at either end that are compared
+START = 3  # steps in which the adapter has hardly moved
 MUCH_TRUNCATED = 0.5
+MUCH_SILENT = 0.5  # groups without signal: more than half of the sampling is wasted
+NOTABLE = 0.25  # of the groups without signal: below it, a cause is not worth a change
+# Of the first entropy. Quickstarts whose groups became silent fell to 0.02-0.06 of it.
+COLLAPSED = 0.1
+# Groups that give the same wrong answer each time. Below one in five, a certain model is mostly a
+# model that has learned.
+STUCK = 0.2
 ROUNDING = 1e-6  # deviation of equal rewards, whose mean is rounded
 # A share of a reward's range of 2: `strict_format` gives -1 and 1.
 FORMAT_GAIN = 0.5
+# Steps before a kind counts as not learned: a quickstart had no right division in its first 17.
+LATE = 2 * TREND
+HARDER = "take harder problems"
+EASIER = (
+    "take easier problems, worked examples, a larger num_generations or a longer "
+    "max_completion_length"
+)
 
 
 class Diagnosis(TrainerCallback):  # type: ignore[misc]
@@ -59,7 +79,7 @@ class Diagnosis(TrainerCallback):  # type: ignore[misc]
             if isinstance(value, int | float):
                 self._history[key].append(float(value))
         for topic, text in findings(self._history, self._limit):
-            self._warn(topic, f"step {state.global_step}: {text}")
+            self._warn(args, state, state.global_step, topic, text)
 
     def on_pre_optimizer_step(
         self,
@@ -91,16 +111,24 @@ class Diagnosis(TrainerCallback):  # type: ignore[misc]
         before, self._before, self._adapter_is_checked = self._before, None, True
         if before == _checksums(model):
             self._warn(
+                args,
+                state,
+                state.global_step + 1,  # counted after this event
                 "adapter",
                 "the first update has not changed the adapter, though the gradient is not zero: "
                 "the learning rate is too small for the number format of its weights; use "
                 "--trainer solo, which keeps them in fp32, or a higher learning_rate",
             )
 
-    def _warn(self, topic: str, text: str) -> None:
-        if topic not in self._printed:
-            self._printed.add(topic)
-            print_warning(self._console, text)
+    def _warn(
+        self, args: TrainingArguments, state: TrainerState, step: int, topic: str, text: str
+    ) -> None:
+        if topic in self._printed or not state.is_world_process_zero:
+            return
+        self._printed.add(topic)
+        print_warning(self._console, f"step {step}: {text}")
+        with (Path(args.output_dir) / WARNINGS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "topic": topic, "text": text}) + "\n")
 
 
 def _checksums(model: torch.nn.Module) -> dict[str, tuple[float, float]]:
@@ -121,7 +149,9 @@ def findings(history: Mapping[str, list[float]], limit: int) -> Iterator[tuple[s
     """
     yield from _about_truncation(history.get("completions/clipped_ratio", []), limit)
     yield from _about_signal(history)
+    yield from _about_entropy(history)
     yield from _about_format(history)
+    yield from _about_kinds(history)
 
 
 def _about_truncation(ratios: list[float], limit: int) -> Iterator[tuple[str, str]]:
@@ -151,13 +181,42 @@ def _about_signal(history: Mapping[str, list[float]]) -> Iterator[tuple[str, str
         )
     if len(silent) >= LASTING and min(silent[-LASTING:]) == 1.0:
         solved = right and fmean(right[-LASTING:]) > 0.5
-        fix = (
-            "the problems are solved: take harder ones, or stop"
-            if solved
-            else "all are wrong: take easier problems, worked examples, a larger num_generations "
-            "or a longer max_completion_length"
-        )
+        fix = f"all are right: {HARDER}, or stop" if solved else f"all are wrong: {EASIER}"
         yield ("signal", f"no group had a signal for {LASTING} steps; {fix}")
+    elif len(silent) >= TREND and (share := fmean(silent[-TREND:])) > MUCH_SILENT:
+        wrong = history.get("degenerate/all_wrong", [])
+        causes = (("all right", right, HARDER), ("all wrong", wrong, EASIER))
+        fixes = [
+            f"{part:.0%} were {cause}: {fix}; "
+            for cause, shares, fix in causes
+            if shares and (part := fmean(shares[-TREND:])) >= NOTABLE * share
+        ]
+        yield (
+            "little signal",
+            f"{share:.0%} of the groups had no signal in the last {TREND} steps; {''.join(fixes)}"
+            "max_resample_rounds replaces such groups by others",
+        )
+
+
+def _about_entropy(history: Mapping[str, list[float]]) -> Iterator[tuple[str, str]]:
+    entropy = history.get("entropy", [])
+    silent = history.get("frac_reward_zero_std", [])
+    if len(entropy) < 2 * TREND or not silent:
+        return
+    before, now = fmean(entropy[:START]), fmean(entropy[-TREND:])
+    stuck = fmean(silent[-TREND:]) - fmean(history.get("degenerate/all_right", [0.0])[-TREND:])
+    reward = history["reward"]
+    # A certain model may still learn: quickstarts gained most of their accuracy after the collapse.
+    is_rising = fmean(reward[-TREND:]) > fmean(reward[-2 * TREND : -TREND])
+    if now < COLLAPSED * before and stuck >= STUCK and not is_rising:
+        yield (
+            "entropy",
+            f"entropy fell from {before:.2g} to {now:.2g} nats per token, {stuck:.0%} of the "
+            "groups have no signal though they are not solved, and reward has not risen for "
+            f"{TREND} steps: the model hardly explores any more; lower learning_rate, raise "
+            "temperature, set max_resample_rounds, or epsilon_high 0.28 where clip_ratio/high_mean "
+            "is above 0",
+        )
 
 
 def _about_format(history: Mapping[str, list[float]]) -> Iterator[tuple[str, str]]:
@@ -176,3 +235,23 @@ def _about_format(history: Mapping[str, list[float]]) -> Iterator[tuple[str, str
             f"not ({right:+.2f}): set outcome_reward, lower the weight of strict_format, or take "
             "easier problems",
         )
+
+
+def _about_kinds(history: Mapping[str, list[float]]) -> Iterator[tuple[str, str]]:
+    if len(history["reward"]) < LATE:
+        return
+    rates = {
+        key.removeprefix(OF_A_KIND): values
+        for key, values in history.items()
+        if key.startswith(OF_A_KIND)
+    }
+    if not any(any(values[-LASTING:]) for values in rates.values()):
+        return
+    for kind, values in rates.items():
+        if len(values) >= LASTING and not any(values):
+            yield (
+                f"kind {kind}",
+                f"no problem of kind {kind!r} was ever solved, in {len(values)} steps that had "
+                "one, while other kinds are: show one in worked_examples, add easier ones, raise "
+                "num_generations, or leave the kind out",
+            )

@@ -30,6 +30,7 @@ from sologrpo.training.trl_patches import generate_replaced
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}  # of mixed precision
 NEVER = -1  # a token id that no model samples
+MORE_THAN_PLAIN = "the model or generation_kwargs ask for more than plain sampling"
 Ids = list[list[int]]
 LogProbs = list[list[float]] | None
 
@@ -86,13 +87,13 @@ class Rollout:
             A list that gets what our loop sampled within; it stays empty if TRL sampled.
         """
         original = model.generate
-        obstacle_of_model = self._obstacle or _obstacle_of_model(model)
+        obstacle_of_all = self._obstacle or obstacle_of_model(model)
         done: list[Sampled] = []
 
         def generate(generation_config: GenerationConfig, **inputs: Any) -> torch.Tensor:
-            obstacle = obstacle_of_model
+            obstacle = obstacle_of_all
             if obstacle is None and not can_generate_fast(model, generation_config, inputs):
-                obstacle = "the model or generation_kwargs ask for more than plain sampling"
+                obstacle = MORE_THAN_PLAIN
             if obstacle is not None:
                 self._leave_to_trl(obstacle)
                 criteria = self.stops.criteria(inputs["input_ids"].size(1))
@@ -210,7 +211,7 @@ def make_sampler(
     )
 
 
-def _obstacle_of_model(model: Model) -> str | None:
+def obstacle_of_model(model: Model) -> str | None:
     """Return why the model must be sampled by its own `generate`, or None if it need not."""
     inner = model.get_base_model() if isinstance(model, PeftModel) else model
     if "generate" in vars(inner) or not type(inner).generate.__module__.startswith("transformers."):

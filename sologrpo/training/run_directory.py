@@ -30,6 +30,7 @@ from sologrpo.files import (
     LOCK,
     METRICS,
     RUN_CONFIG,
+    WARNINGS,
     inside,
     make_folder,
     write_atomically,
@@ -53,7 +54,8 @@ FIXED = (
     "lora_", "use_dora", "use_rslora", "optim", "trainer", "seed", "shuffle_dataset",
     "dataset_name", "dataset_config", "dataset_train_split", "max_train_examples",
     "num_validation_examples", "max_prompt_tokens", "prompt_format", "system_prompt",
-    "worked_examples", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "worked_examples", "num_drawn_examples", "per_device_train_batch_size",
+    "gradient_accumulation_steps",
     "generation_batch_size", "steps_per_generation", "num_generations", "num_iterations",
 )  # fmt: skip
 # Beginnings of keys that do not affect training, and may change silently.
@@ -161,7 +163,7 @@ def open_run_directory(
     PartialState().wait_for_everyone()  # the first process must not write while others still look
     prepare_trackers(args, console)
     make_folder(directory)
-    for name in (ADAPTER, COMPLETIONS, METRICS):
+    for name in (ADAPTER, COMPLETIONS, METRICS, WARNINGS):
         inside(directory, name)
     lock = _lock(directory) if args.process_index == 0 else None
     if run.resume and args.process_index == 0:
@@ -178,7 +180,7 @@ def _lock(directory: Path) -> FileLock | None:
     """Keep other processes from training here; the system lifts the lock when this one ends."""
     lock = FileLock(directory / LOCK, is_singleton=True)
     try:
-        lock.acquire(blocking=False)
+        lock.acquire(timeout=0.5)  # `report --follow` takes a look at it, for an instant
     except Timeout as error:
         raise InputError(
             f"{directory} is in use: another process trains there; wait for it, or give another "
@@ -284,22 +286,25 @@ def _check_fingerprints(
 
 
 def _remove_later_logs(directory: Path, step: int) -> None:
-    """Delete the metrics and completions of later steps, and lines that are damaged."""
+    """Delete the metrics, warnings and completions of later steps, and lines that are damaged."""
     for table in (directory / COMPLETIONS).glob("*.parquet"):
         number = _COMPLETIONS_OF.fullmatch(table.name)
         if number and int(number[1]) > step and table.is_file():
             table.unlink()
-    metrics = directory / METRICS
-    if metrics.is_file():
-        lines = metrics.read_bytes().decode("utf-8", "replace").split("\n")
-        kept = [line for line in lines if _is_kept(line, step)]
-        write_atomically(metrics, "".join(f"{line}\n" for line in kept))
+    for log in (directory / METRICS, directory / WARNINGS):
+        if log.is_file():
+            lines = log.read_bytes().decode("utf-8", "replace").split("\n")
+            kept = [line for line in lines if _is_kept(line, step)]
+            if kept:
+                write_atomically(log, "".join(f"{line}\n" for line in kept))
+            else:
+                log.unlink()
 
 
 def _is_kept(line: str, step: int) -> bool:
-    """Check that a line of the metrics is one, up to this step. A kill may cut the last short."""
+    """Check that a line of a log is one, up to this step. A kill may cut the last short."""
     try:
-        return parse(_Row, parse_json(line, METRICS), METRICS).step <= step
+        return parse(_Row, parse_json(line, "log"), "log").step <= step
     except InputError:
         return False
 

@@ -27,7 +27,7 @@ from trl.trainer.utils import nanstd
 from rewards import hacking_signs
 from rewards.completions import text_of
 from sologrpo.config.arguments import SoloGRPOConfig
-from sologrpo.data.dataset import can_be_graded, stop_strings
+from sologrpo.data.dataset import can_be_graded, has_few_kinds, stop_strings
 from sologrpo.errors import InputError
 from sologrpo.evaluation.evaluate import evaluate_greedily
 from sologrpo.model.loading import keep_trainable_in_fp32, skip_undone_casts
@@ -56,7 +56,7 @@ from sologrpo.training.packed_loss import (
     metrics_of_one_batch,
     rows_with_gradient,
 )
-from sologrpo.training.packing import Batch, row_lengths, rows_of_sequences
+from sologrpo.training.packing import Batch, Tokens, rows_of_sequences
 from sologrpo.training.progress import StepMeter, timed
 from sologrpo.training.resampling import pick_prompts, replace_degenerate_groups
 from sologrpo.training.rollout import (
@@ -138,6 +138,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         keep_trainable_in_fp32(self.model)
         skip_undone_casts(self.model)
         self._outcome = find_outcome(self.reward_func_names, config.outcome_reward)
+        self._has_few_kinds = has_few_kinds(self.train_dataset)
         self._scorer = PackedScorer(
             config, self.accelerator.unwrap_model(self.model), self.accelerator
         )
@@ -176,7 +177,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, completion_T: int
     ) -> torch.Tensor:
         batch = rows_of_sequences(input_ids, attention_mask, completion_T)
-        return self._scorer.score(self.model, batch)[0]
+        return self._scorer.log_probs(self.model, batch)
 
     @timed("sampling")
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
@@ -241,7 +242,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._rollout.correct_for_sampler(batch)
         if self.use_vllm:
             measured = measure_vllm(
-                batch, self.top_p, lambda rows: self._scorer.score(self.model, rows)[0]
+                batch, self.top_p, lambda rows: self._scorer.log_probs(self.model, rows)
             )
             for name, value in measured.items():
                 self._metrics["train"][name].append(value)
@@ -293,6 +294,10 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         self._generation.rewards = rewards
         self._log_hacking_signs(inputs, prompts, completions)
+        if self._has_few_kinds:
+            kinds_B = gather_object([row.get("kind") for row in inputs])
+            for name, share in rewards.accuracy_by_kind(kinds_B).items():
+                self._metrics["train"][name].append(share)
         return rewards.rewards_BR
 
     def _log_hacking_signs(
@@ -346,18 +351,19 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         So `Trainer.training_step` runs one backward pass, through DDP or DeepSpeed if one is used.
         """
         # 2939-2942.
-        lengths = row_lengths(inputs)
+        tokens = Tokens.of(inputs)
+        n_tokens = tokens.count(range(len(tokens.prompts)))
         if not self.is_packed or not self.model.training:
-            self.meter.count("training", sum(map(sum, lengths)))
+            self.meter.count("training", n_tokens)
             stock_loss: torch.Tensor = super().compute_loss(
                 model, inputs, return_outputs, num_items_in_batch
             )
             return stock_loss
         rows = rows_with_gradient(inputs["advantages"], self.beta)
-        self.meter.count("training", sum(sum(lengths[row]) for row in rows))
+        self.meter.count("training", tokens.count(rows))
         off_sampler = not self._rollout.sampler.is_exact
-        value, gradients, logs = self._loss.gradients(model, inputs, rows, off_sampler)
-        self._log_micro_batches(logs, sum(map(sum, lengths)))
+        value, gradients, logs = self._loss.gradients(model, inputs, tokens, rows, off_sampler)
+        self._log_micro_batches(logs, n_tokens)
         inner = self.accelerator.unwrap_model(model)
         dtype = HALF.get(self.accelerator.mixed_precision) or working_dtype(inner)
         computed, scored = sum(log.computed for log in logs), sum(log.tokens for log in logs)

@@ -21,9 +21,9 @@ from sologrpo.console import Terminal
 from sologrpo.training.callbacks import (
     ConsoleLog,
     MetricsFile,
+    seconds_left,
     shorten,
     step_line,
-    time_line,
     validation_line,
 )
 from tiny import tiny_config
@@ -148,19 +148,55 @@ def played(run: Path, terminal: bool, **settings: Any) -> str:
     return printed
 
 
-def test_time_of_the_other_steps_in_hours() -> None:
-    assert "about 8.3 h " in time_line(1000, 30.0)
+def ends_of(seconds: list[float]) -> list[float]:
+    return [100.0 + sum(seconds[: i + 1]) for i in range(len(seconds))]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ([300], 0),  # too early: the first step tests the sampling engines
+        ([300, 10], 10),
+        ([300, 10, 10, 10], 10),
+        ([300, 50, 30, 20, 10, 10, 10, 10], 10),
+        ([300, 2, 2, 2, 40, 2, 2, 2], 11.5),  # every fourth step samples
+        ([300, 2, 2, 2, 40, 2, 2, 2, 40, 2, 2, 2, 40, 2, 2, 2], 11.5),
+    ],
+)
+def test_time_left_is_robust_to_slow_first_steps(seconds: list[float], expected: float) -> None:
+    assert seconds_left(ends_of(seconds), 6) == pytest.approx(6 * expected)
+    assert seconds_left(ends_of(seconds), 0) == 0
+
+
+def test_a_step_line_says_when_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step takes 600 s and the others 30, with a validation of 70 s after every fifth."""
+    log = ConsoleLog(console := Terminal(file=io.StringIO()))
+    args: Any = SimpleNamespace(output_dir=str(tmp_path), num_completions_to_print=0)
+    state: Any = SimpleNamespace(global_step=0, max_steps=40, is_world_process_zero=True)
+    now = 0.0
+    monkeypatch.setattr("sologrpo.training.callbacks.time.perf_counter", lambda: now)
+    for step in range(1, 41):
+        state.global_step = step
+        now += 600 if step == 1 else 30
+        log.on_step_end(args, state, None)  # type: ignore[arg-type]
+        log.on_log(args, state, None, LOGS)  # type: ignore[arg-type]
+        now += 70 * (step % 5 == 0)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0].endswith("s 10.2")
+    assert re.search(r"s 10\.2  19 min left, until (\w+ )?\d\d:\d\d$", lines[1])
+    assert "  15 min left, until " in lines[19]  # 20 x 44 s; 4 of 5 to 2 of 10 in the half
+    assert lines[39].endswith("s 10.2")
 
 
 def test_without_a_terminal_all_is_plain_lines(tmp_path: Path) -> None:
     lines = played(tmp_path, terminal=False).splitlines()
     assert all(line.isprintable() for line in lines)
     assert [line[:8] for line in lines] == [
-        "step 1/4", "step 2/4", "time    ", *["  sample"] * 3, "step 3/4", "step 4/4",
-        *["  sample"] * 3,
+        "step 1/4", "step 2/4", *["  sample"] * 3, "step 3/4", "step 4/4", *["  sample"] * 3,
     ]  # fmt: skip
-    assert re.fullmatch(r"time     about \d min for the other 2 steps, \d+\.\d s each", lines[2])
-    best, middle, worst = lines[3:6]
+    best, middle, worst = lines[2:5]
     assert best.startswith("  sample  advantage +2.00  strict_format 1.00  unit km  [bold red]18")
     assert best.endswith("<answer>18</answer> number 2")
     assert middle.startswith("  sample  advantage +0.50  ")
@@ -199,7 +235,7 @@ def test_a_terminal_shows_a_bar_and_tables(tmp_path: Path) -> None:
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed)
     assert "training" in text
     assert "4/4" in text
-    assert "ETA" in text
+    assert re.search(r"3/4 .* 1 min left, until ", text)
     for part in ("step 1/4  reward", "step 4/4  reward", "step 2", "What is 2?", "+2.00", "-2.00"):
         assert part in text
     # What the model wrote is neither markup nor a command to the terminal.
@@ -209,12 +245,14 @@ def test_a_terminal_shows_a_bar_and_tables(tmp_path: Path) -> None:
     assert printed.count(HIDE_CURSOR) == printed.count(SHOW_CURSOR) == 1
 
 
-def test_the_bar_of_a_resumed_run_starts_at_its_step(tmp_path: Path) -> None:
+def test_the_bar_of_a_resumed_run_starts_at_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
+    monkeypatch.setattr("sologrpo.training.callbacks.time.perf_counter", lambda: now[0])
     console = Terminal(
-        file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm"},
-        get_time=lambda: now[0],
-    )  # fmt: skip
+        file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm"}
+    )
     log = ConsoleLog(console)
     args: Any = SimpleNamespace(output_dir=str(tmp_path), num_completions_to_print=0)
     state: Any = SimpleNamespace(global_step=10, max_steps=20, is_world_process_zero=True)
@@ -223,10 +261,10 @@ def test_the_bar_of_a_resumed_run_starts_at_its_step(tmp_path: Path) -> None:
     (task,) = log._bar.tasks
     assert (task.completed, task.total) == (10, 20)
     for _ in range(3):
-        now[0] += 90  # seconds per step: more than rich looks back by default
+        now[0] += 90
         state.global_step += 1
         log.on_step_end(args, state, None)  # type: ignore[arg-type]
-    assert task.time_remaining == 7 * 90
+    assert task.fields["left"].startswith("11 min left, until ")  # 7 x 90 s
     log.on_train_end(args, state, None)  # type: ignore[arg-type]
 
 

@@ -194,6 +194,14 @@ def test_bad_lines_of_the_metrics_are_dropped(
     assert metrics.read_text() == before
 
 
+def test_warnings_of_later_steps_are_removed(run: Path, reopen: Callable[..., OpenedRun]) -> None:
+    last = int(LAST.removeprefix("checkpoint-"))
+    lines = [f'{{"step": {step}, "topic": "x", "text": "y"}}\n' for step in (last, last + 1)]
+    (run / "warnings.jsonl").write_text("".join(lines) + '{"step": 1')
+    reopen()
+    assert (run / "warnings.jsonl").read_text() == lines[0]
+
+
 def test_damaged_completions_of_later_steps_are_removed(
     run: Path, reopen: Callable[..., OpenedRun]
 ) -> None:

@@ -1,6 +1,7 @@
 """Problems are reported once, in plain words; usual settings and metrics are not mentioned."""
 
 import io
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +39,7 @@ def test_usual_settings_are_not_mentioned(tokenizer: PreTrainedTokenizerBase) ->
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--warmup_steps", "100"], "never reaches 0.0005; try --warmup_steps 10"),
+        (["--warmup_steps", "100"], "never reaches 0.0002; try --warmup_steps 10"),
         (["--learning_rate", "1e-3"], "or set beta 0.02"),
         (["--temperature", "0.2"], "temperature 0.2: the completions of a group"),
         (["--max_completion_length", "3"], "the model cannot write what the prompt shows"),
@@ -90,13 +91,113 @@ def test_constant_rewards_of_the_first_batch() -> None:
     assert topics(history(frac_reward_zero_std=[0.5], reward_std=[0.0])) == []
 
 
-@pytest.mark.parametrize(("right", "fix"), [(1.0, "take harder ones"), (0.0, "take easier")])
+@pytest.mark.parametrize(
+    ("right", "fix"), [(1.0, "all are right: take harder"), (0.0, "all are wrong: take easier")]
+)
 def test_no_signal_for_long(right: float, fix: str) -> None:
     columns = {"frac_reward_zero_std": [0.5] + [1.0] * 5, "degenerate/all_right": [right] * 6}
     (found,) = findings({"reward": [0.0] * 6, **columns}, 64)
     assert fix in found[1]
     columns["frac_reward_zero_std"][-2] = 0.9
     assert topics({"reward": [0.0] * 6, **columns}) == []
+
+
+SHARES = ("frac_reward_zero_std", "degenerate/all_right", "degenerate/all_wrong")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "says"),
+    [
+        (0.5, 0.1, "60% of the groups had no signal in the last 10 steps; 50% were all right: "),
+        (0.1, 0.5, "60% of the groups had no signal in the last 10 steps; 50% were all wrong: "),
+        (0.3, 0.3, "30% were all right: take harder problems; 30% were all wrong: take easier"),
+        (0.0, 0.0, "steps; max_resample_rounds replaces"),
+        (0.25, 0.25, None),
+    ],
+)
+def test_more_than_half_without_signal(right: float, wrong: float, says: str | None) -> None:
+    silent = right + wrong if right + wrong else 0.6
+    steps = [[share] * TREND for share in (silent, right, wrong)]
+    metrics = {"reward": [0.0] * TREND} | dict(zip(SHARES, steps, strict=True))
+    found = list(findings(metrics, 64))
+    assert [says in text for _, text in found] == ([True] if says else [])
+    if says and right != wrong:
+        assert found[0][1].count("take ") == 1, "only the cause that matters"
+    for values in metrics.values():
+        values.pop()
+    assert topics(metrics) == [], "nine steps are too few"
+
+
+def collapsed(
+    entropy: float = 0.09,
+    silent: float = 0.35,
+    right: float = 0.1,
+    steps: int = 2 * TREND - 3,
+    reward: float = 0.0,
+) -> dict[str, list[float]]:
+    """A run whose first three steps had an entropy of 1, and the last ten another reward."""
+    return {
+        "reward": [0.0] * (3 + steps - TREND) + [reward] * TREND,
+        "entropy": [0.9, 1.0, 1.1] + [entropy] * steps,
+        "frac_reward_zero_std": [0.0] * 3 + [silent] * steps,
+        "degenerate/all_right": [0.0] * 3 + [right] * steps,
+    }
+
+
+def test_entropy_that_collapsed() -> None:
+    ((topic, text),) = findings(collapsed(), 64)
+    assert topic == "entropy"
+    assert "entropy fell from 1 to 0.09 nats per token, 25% of the groups have no" in text
+    for setting in ("learning_rate", "temperature", "max_resample_rounds", "epsilon_high 0.28"):
+        assert setting in text
+    without_outcome = collapsed()
+    del without_outcome["degenerate/all_right"]
+    assert topics(without_outcome) == ["entropy"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"entropy": 0.11},  # usual
+        {"right": 0.25},  # the silent groups are solved
+        {"silent": 0.25},
+        {"steps": 2 * TREND - 4},
+        {"reward": 0.01},  # still learning
+    ],
+)
+def test_entropy_that_is_low_for_a_reason(change: dict[str, Any]) -> None:
+    assert topics(collapsed(**change)) == []
+
+
+def test_metrics_that_are_missing_or_not_a_number() -> None:
+    nothing = {"reward": [float("nan")] * 30, "entropy": [float("nan")] * 30}
+    assert topics(nothing) == []
+    assert topics(nothing | {"frac_reward_zero_std": [float("nan")] * 30}) == []
+
+
+def kinds(steps: int = 20, **rates: list[float]) -> dict[str, list[float]]:
+    return {"reward": [0.0] * steps} | {f"accuracy/{kind}": rate for kind, rate in rates.items()}
+
+
+def test_a_kind_that_is_never_right() -> None:
+    metrics = kinds(add=[0.0] * 15 + [0.5] * 5, divide=[0.0] * 5, rare=[0.0] * 4)
+    ((topic, text),) = findings(metrics, 64)
+    assert topic == "kind divide"
+    assert "no problem of kind 'divide' was ever solved, in 5 steps that had one" in text
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        kinds(steps=19, add=[0.5] * 19, divide=[0.0] * 19),  # early
+        kinds(add=[0.5] * 20, divide=[0.0] * 4),  # rare
+        kinds(add=[0.5] * 20, divide=[0.1] + [0.0] * 19),  # right once
+        kinds(add=[0.5] + [0.0] * 19, divide=[0.0] * 20),  # nothing is right any more
+        kinds(divide=[0.0] * 20),
+    ],
+)
+def test_a_kind_that_may_still_be_learned(metrics: dict[str, list[float]]) -> None:
+    assert topics(metrics) == []
 
 
 @pytest.mark.parametrize(
@@ -115,6 +216,13 @@ def test_a_gain_of_format_alone(
 
 # --- the callback ---------------------------------------------------------------------------------
 
+ARGS = SimpleNamespace(output_dir=".")
+
+
+@pytest.fixture(autouse=True)
+def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
 
 def diagnosis() -> tuple[Diagnosis, io.StringIO]:
     shown = io.StringIO()
@@ -123,7 +231,7 @@ def diagnosis() -> tuple[Diagnosis, io.StringIO]:
 
 def log(callback: Diagnosis, step: int, **logs: Any) -> None:
     state = SimpleNamespace(global_step=step, is_world_process_zero=True)
-    callback.on_log(None, state, None, logs)
+    callback.on_log(ARGS, state, None, logs)
 
 
 def test_each_topic_is_said_once_in_one_line() -> None:
@@ -132,6 +240,19 @@ def test_each_topic_is_said_once_in_one_line() -> None:
         log(callback, step, reward=0.0, **{"completions/clipped_ratio": 1.0})
     (line,) = shown.getvalue().splitlines()
     assert line.startswith("warning  step 1: every completion of the first batch was cut off at 64")
+
+
+def test_warnings_are_written_for_the_report() -> None:
+    callback, shown = diagnosis()
+    for step in (3, 4):
+        log(callback, step, reward=0.0, **{"completions/clipped_ratio": 1.0})
+    (line,) = Path("warnings.jsonl").read_text().splitlines()
+    written = json.loads(line)
+    assert written["topic"] == "truncation"
+    assert shown.getvalue() == f"warning  step 3: {written['text']}\n"
+    state = SimpleNamespace(global_step=5, is_world_process_zero=False)
+    callback._warn(ARGS, state, 5, "signal", "said by the first process")
+    assert len(Path("warnings.jsonl").read_text().splitlines()) == 1
 
 
 def test_steps_without_completions_of_their_own_do_not_count() -> None:
@@ -149,7 +270,8 @@ def update(callback: Diagnosis, rate: float, change: float, gradient: float = 1.
     callback.on_pre_optimizer_step(None, None, None, model=model, optimizer=optimizer)
     with torch.no_grad():
         model.weight[0, 0] += change
-    callback.on_optimizer_step(None, None, None, model=model)
+    state = SimpleNamespace(global_step=0, is_world_process_zero=True)
+    callback.on_optimizer_step(ARGS, state, None, model=model)
 
 
 def test_an_adapter_that_does_not_move() -> None:
@@ -158,7 +280,7 @@ def test_an_adapter_that_does_not_move() -> None:
     update(callback, rate=1e-6, change=0.0, gradient=0.0)  # a batch without signal
     assert not shown.getvalue()
     update(callback, rate=1e-6, change=0.0)
-    assert "has not changed the adapter" in shown.getvalue()
+    assert "step 1: the first update has not changed the adapter" in shown.getvalue()
 
 
 def test_an_adapter_that_moves_a_little() -> None:

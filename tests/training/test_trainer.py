@@ -1,5 +1,6 @@
 """The trainer: TRL's gradient with less work, greedy validation, and what it relies on in TRL."""
 
+import io
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from rich.console import Console
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
@@ -25,10 +27,11 @@ from fixed_rollouts import (
 )
 from sologrpo.config.arguments import RunArguments
 from sologrpo.config.schedule import optimizer_steps
-from sologrpo.data.dataset import build_prompts, prompt_token_ids
+from sologrpo.data.dataset import build_prompts, has_few_kinds, prompt_token_ids
 from sologrpo.evaluation.evaluate import generate_records
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.sampling.generation import generate_greedily
+from sologrpo.training.diagnosis import Diagnosis
 from sologrpo.training.packing import select_rows
 from sologrpo.training.trainer import SoloGRPOTrainer
 from tiny import rows
@@ -201,6 +204,47 @@ def test_degenerate_groups_by_outcome(tiny_llama: Path, tmp_path: Path) -> None:
     _, logs = trained_on(SoloGRPOTrainer, tiny_llama, config(tmp_path), rewards)
     assert logs["degenerate/all_right"] == logs["degenerate/all_wrong"] == 0.25
     assert logs["frac_reward_zero_std"] == 0.5
+
+
+def right_additions(completions: list[Any], kind: list[str], **kwargs: Any) -> list[float | None]:
+    """Half of the problems are subtractions (`tiny.rows`), and never right."""
+    scores = {"add": [1.0, 1.0, 0.0, None], "subtract": [0.0] * G}
+    return [scores[name][i % G] for i, name in enumerate(kind)]
+
+
+@pytest.mark.parametrize("outcome", ["right_additions", None])
+def test_accuracy_by_kind(outcome: str | None, tiny_llama: Path, tmp_path: Path) -> None:
+    args = config(tmp_path, logging_steps=1, outcome_reward=outcome)
+    trainer = make_trainer(
+        SoloGRPOTrainer, tiny_llama, args, right_additions, train_dataset=problems(4)
+    )
+    trainer.train()
+    logs = trainer.state.log_history[0]
+    found = {name: value for name, value in logs.items() if name.startswith("accuracy/")}
+    judged = {"accuracy/add": pytest.approx(2 / 3), "accuracy/subtract": 0.0}
+    assert found == (judged if outcome else {})
+
+
+def test_kinds_that_are_too_many_or_no_text_are_not_logged() -> None:
+    def has_few(kinds: list[Any]) -> bool:
+        return has_few_kinds(Dataset.from_dict({"kind": kinds}))
+
+    texts = [str(number) for number in range(20)]
+    assert has_few([*texts, *texts, None])
+    assert not has_few([*texts, "one more"])
+    assert not has_few([1, 2])
+    assert not has_few_kinds(Dataset.from_dict({"question": ["?"]}))
+    assert not has_few_kinds(Dataset.from_dict({"kind": ["a"]}).to_iterable_dataset())
+
+
+def test_a_kind_that_is_never_right_is_reported(tiny_llama: Path, tmp_path: Path) -> None:
+    shown = io.StringIO()
+    diagnosis = Diagnosis(Console(file=shown, width=400), 12)
+    settings = {"outcome_reward": "right_additions", "logging_steps": 1, "max_steps": 20}
+    args = config(tmp_path, max_completion_length=2, **settings)
+    make_trainer(SoloGRPOTrainer, tiny_llama, args, right_additions, callbacks=[diagnosis]).train()
+    (line,) = [line for line in shown.getvalue().splitlines() if "kind" in line]
+    assert line.startswith("warning  step 20: no problem of kind 'subtract' was ever solved, in ")
 
 
 # -- sampling -----------------------------------------------------------------------------------
