@@ -16,7 +16,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor model quickstart smoke bench gpu-check test oldest test-engines soak check format clean
+.PHONY: help setup doctor model quickstart smoke bench gpu-check notebook test oldest test-engines soak check format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,10 +42,6 @@ quickstart: model  ## train on the word problems in quickstart/, evaluate before
 	@echo "run directory: $(OUT)"
 	$(BIN)/python train.py --config configs/quickstart.yaml --output_dir $(OUT)
 	$(BIN)/python evaluate.py --run $(OUT)
-	@echo
-	@echo "adapter  $(OUT)/adapter"
-	@echo "picture  $(OUT)/reward_curve.png"
-	@echo "report   $(OUT)/report.html"
 
 # One of each recipe family, one after another. As with the quickstart, each goes into a folder that
 # is free. `make smoke DATA=my_problems` takes the problems of a folder, file or hub name.
@@ -71,6 +67,11 @@ bench: model  ## measure against stock TRL on a CPU, 2.5 hours; PARTS="goals gri
 # `make gpu-check PARTS="parity sampling"`; benchmarks/gpu_check.py lists the parts.
 gpu-check: $(READY)  ## check a CUDA card in ten minutes: gradients, memory, speed; PARTS="parity step" for less
 	@$(BIN)/python benchmarks/gpu_check.py $(if $(PARTS),--parts "$(PARTS)")
+
+notebook: $(READY)  ## run examples/first_hour.ipynb from start to end, and save its outputs
+	@test ! -e examples/first_hour || { \
+		echo "error: move examples/first_hour away: the notebook writes there" >&2; exit 1; }
+	$(BIN)/jupyter-execute --inplace examples/first_hour.ipynb
 
 # In parallel, with one thread each. Tests of a file share fixtures, so a file stays in one process.
 # Files start in the order of tests/conftest.py: sorted by their number of tests, the slowest would

@@ -10,6 +10,8 @@ if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need no
 
     start_script("train")
 
+import shlex
+
 from rewards import load_rewards
 from sologrpo.config import parse_config
 from sologrpo.console import Terminal, quiet_libraries
@@ -17,7 +19,7 @@ from sologrpo.data import load_train_and_validation
 from sologrpo.errors import one_line_errors
 from sologrpo.export import PushToHub, save_adapter
 from sologrpo.model import load_base_model, load_tokenizer
-from sologrpo.plan import choose_number_format, print_plan, try_settings
+from sologrpo.plan import choose_number_format, choose_recipe, print_plan, try_settings
 from sologrpo.report import write_report
 from sologrpo.startup import end_imports
 from sologrpo.training import (
@@ -35,6 +37,7 @@ def main() -> None:
     """Run the stages of training."""
     end_imports()
     quiet_libraries()
+    choose_recipe()
     run, args, model_args = settings = parse_config()
     console = Terminal(quiet=args.process_index != 0)
 
@@ -52,6 +55,8 @@ def main() -> None:
     push = PushToHub(args, console)
     made_from = take_fingerprints(run, model_args, datasets, tokenizer, rewards)
     opened = open_run_directory(run, args, model_args, gflops, made_from, console)
+    run_name = shlex.quote(str(opened.directory))
+    console.print(f"follow   sologrpo report --follow {run_name}", soft_wrap=True)
     model = load_base_model(model_args, args.trust_remote_code)
     trainer = build_trainer(settings, model, rewards, datasets, tokenizer, console, [push])
     rehearse(trainer, run, console)
@@ -62,7 +67,7 @@ def main() -> None:
             report = write_report(opened.directory)
             console.print(f"adapter  {opened.adapter}\nreport   {report}", soft_wrap=True)
             push.finish(opened.adapter, str(model_args.model_name_or_path))
-            console.print(f"next     sologrpo evaluate --run {opened.directory}", soft_wrap=True)
+            console.print(f"next     sologrpo evaluate --run {run_name}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,8 @@ def start_script(command: str) -> None:
 def _show_help(command: str, arguments: Sequence[str]) -> None:
     """If they ask for help, print it and exit, without libraries that only the work needs."""
     parser = {
-        "train": "parse_config", "evaluate": "parse_evaluation", "export": "parse_evaluation"
+        "train": "parse_config", "evaluate": "parse_evaluation", "export": "parse_evaluation",
+        "chat": "parse_chat",
     }.get(command)  # fmt: skip
     if parser and arguments == ["--help"]:
         # transformers would import them for a type check (trainer_utils.py:66), in seconds.
@@ -162,6 +163,7 @@ def _header(recipe: Path) -> str:
 COMMANDS: dict[str, tuple[Command, str]] = {
     "train": (_script("train.py"), "train a LoRA adapter with GRPO"),
     "evaluate": (_script("evaluate.py"), "evaluate a run, an adapter or a model"),
+    "chat": (_main_of("sologrpo.chat"), "ask the base and the trained model of a run"),
     "export": (_main_of("sologrpo.export.export"), "merge a run's adapter, save it, push it"),
     "report": (_main_of("sologrpo.report.report"), "write the report of a run, or compare runs"),
     "doctor": (_main_of("sologrpo.plan.doctor"), "check whether this machine can train"),

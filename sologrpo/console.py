@@ -4,6 +4,7 @@ import logging
 import math
 import warnings
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from rich.console import Console
@@ -72,6 +73,18 @@ def duration(seconds: float) -> str:
     """
     minutes = math.ceil(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def time_left(seconds: float, now: datetime | None = None) -> str:
+    """Format a remaining time, with the time of day when it is over.
+
+    >>> time_left(800, datetime(2026, 3, 4, 9, 30)), time_left(30_000, datetime(2026, 3, 4, 18))
+    ('14 min left, until 09:43', '8.3 h left, until Thu 02:20')
+    """
+    now = now or datetime.now()
+    end = now + timedelta(seconds=seconds)
+    clock = end.strftime("%H:%M" if end.date() == now.date() else "%a %H:%M")
+    return f"{duration(seconds)} left, until {clock}"
 
 
 def gibibytes(size: float) -> str:

@@ -16,6 +16,7 @@ from sologrpo.errors import InputError
 RUN_CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
+WARNINGS = "warnings.jsonl"  # what the diagnosis has printed
 COMPLETIONS = "completions"
 COMPLETIONS_FILE = "completions_{:05d}.parquet"  # of a step, as TRL names it
 CHECKPOINT = "checkpoint-{}"  # of a step, as transformers names it
@@ -24,7 +25,9 @@ ADAPTER = "adapter"
 EVALUATIONS = "eval"  # one folder per label
 RECORDS = "records.jsonl"  # of an evaluation
 RESULTS = "results.json"
-PRECISION_TABLE = "precisions.json"
+# In `eval`, of the evaluations whose labels end alike.
+PRECISION_TABLE = "precisions{}.json"
+FORMAT_TABLE = "prompt_formats{}.json"
 REWARD_CURVE = "reward_curve.png"
 REPORT = "report.html"
 

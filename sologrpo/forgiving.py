@@ -9,7 +9,7 @@ from sologrpo.errors import InputError
 from sologrpo.files import RUN_CONFIG, find_config
 
 # What a first argument without a flag is.
-_FIRST = {"train": "--config", "evaluate": "--run", "export": "--run"}
+_FIRST = {"train": "--config", "evaluate": "--run", "chat": "--run", "export": "--run"}
 
 
 def understand(command: str, given: Sequence[str]) -> list[str]:

@@ -25,7 +25,10 @@ os.environ |= {
 
 
 # These files take longest. A file stays in one process, so one that starts late is waited for.
-FIRST = {"test_hostile.py", "test_startup.py", "test_resume_recipes.py", "test_two_processes.py"}
+FIRST = {
+    "test_hostile.py", "test_startup.py", "test_resume_recipes.py", "test_two_processes.py",
+    "test_first_hour.py",
+}  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

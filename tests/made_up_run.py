@@ -43,6 +43,7 @@ def metric_row(step: int, rng: random.Random) -> dict[str, Any]:
         "time/sampling": 19 + rng.gauss(0, 1),
         "time/forward and backward": 11 + rng.gauss(0, 1),
         "time/rewards": 0.3,
+        "progress": step / STEPS,
     }
 
 
@@ -53,7 +54,7 @@ def metric_rows() -> list[dict[str, Any]]:
         rows.append(metric_row(step, rng))
         if step % 10 == 0:
             accuracy = 0.31 + step / 200
-            validation = {"eval_accuracy": accuracy, "eval_format_rate": 0.9}
+            validation = {"eval_accuracy": accuracy, "eval_format_rate": 0.9, "eval_n": 200}
             rows.append({"step": step, **validation})
     return rows
 
@@ -73,10 +74,24 @@ def write_completions(folder: Path, step: int) -> None:
         "completion": [[{"role": "assistant", "content": text}] for text in texts],
         "strict_format": [float(i % 2) for i in range(8)] + [1.0] * 8,
         "answer_correctness": [None, *[float(i % 3 == 0) for i in range(1, 8)], *[0.0] * 8],
+        "answer_correctness/reason": [
+            f"{i} is the gold answer" if i in (3, 6) else f"{i} is not the gold answer {step}"
+            for i in range(16)
+        ],
         "read_as": ["five"] * 16,  # log_extra adds such columns
         "advantage": [(-1.0) ** i if i < 8 else 0.004 for i in range(16)],
     }
     pd.DataFrame(table).to_parquet(folder / f"completions_{step:05d}.parquet")
+
+
+def grow(run_dir: Path, steps: range) -> None:
+    """Log steps of a run that trains."""
+    run_dir.mkdir(exist_ok=True)
+    (run_dir / "config.yaml").write_text("rewards: [strict_format, answer_correctness]\n")
+    for step in steps:
+        with (run_dir / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(metric_row(step, random.Random(step))) + "\n")
+        write_completions(run_dir / "completions", step)
 
 
 def eval_record(index: int, correct: bool, completion: str) -> dict[str, Any]:
@@ -123,6 +138,18 @@ def write_eval(run_dir: Path, label: str, right: list[bool], **extra: Any) -> No
     write_lines(folder / "records.jsonl", rows)
 
 
+def formats_table(verdict: str, **changes: dict[str, Any]) -> dict[str, Any]:
+    """Make the content of a `prompt_formats.json`, with a row for each format."""
+    row = {
+        "role": "trained", "n": 400, "baseline_accuracy": 0.192, "accuracy": 0.49, "delta": 0.298,
+        "delta_ci95": [0.238, 0.354], "mcnemar_p": 1.1e-20, "both_right": 49, "newly_right": 147,
+        "newly_wrong": 28, "both_wrong": 176, "baseline_accuracy_lenient": 0.215,
+        "accuracy_lenient": 0.49, "baseline_truncated_rate": 0.18, "truncated_rate": 0.0,
+    }  # fmt: skip
+    rows = {name: row | change for name, change in changes.items()}
+    return {"verdict": verdict, "n": 400, "split": "test", "prompt_formats": rows}
+
+
 def write_run(root: Path) -> Path:
     """Write a finished run."""
     root.mkdir(parents=True)
@@ -133,6 +160,8 @@ def write_run(root: Path) -> Path:
     environment = {"python": "3.11.2", "packages": {"trl": "1.16.0"}, "device": "cpu"}
     (root / "environment.json").write_text(json.dumps(environment))
     write_lines(root / "metrics.jsonl", metric_rows())
+    warned = {"topic": "signal", "text": "no group had a signal for 5 steps; all are wrong"}
+    write_lines(root / "warnings.jsonl", [{"step": 9, **warned}, {"step": 36, **warned}])
     for step in range(1, STEPS + 1, 3):
         write_completions(root / "completions", step)
     before = [i % 3 == 0 for i in range(PROBLEMS)]
@@ -148,12 +177,18 @@ def attack_everywhere(run_dir: Path) -> None:
         {"step": s, "reward": s, f"rewards/{ATTACK}/mean": s, "rewards/$x_/mean": 1} for s in (1, 2)
     ]
     write_lines(run_dir / "metrics.jsonl", [*rows, {"step": 2, f"time/{ATTACK}": 1.0}])
-    (run_dir / "config.yaml").write_text(json.dumps({ATTACK: ATTACK, "model_name_or_path": ATTACK}))
+    warned = {"step": 1, "topic": ATTACK, "text": ATTACK}
+    write_lines(run_dir / "warnings.jsonl", [warned])
+    settings = {"model_name_or_path": ATTACK, "rewards": ["answer_correctness"]}
+    (run_dir / "config.yaml").write_text(json.dumps({ATTACK: ATTACK, **settings}))
     (run_dir / "environment.json").write_text(json.dumps({ATTACK: {ATTACK: [ATTACK]}}))
     table = {"step": [1], "prompt": [ATTACK], "completion": [ATTACK], ATTACK: [ATTACK]}
+    table |= {"answer_correctness": [0.0], "answer_correctness/reason": [ATTACK]}
     table["advantage"] = [0.0]
     (run_dir / "completions").mkdir()
     pd.DataFrame(table).to_parquet(run_dir / "completions" / "completions_00001.parquet")
+    table = formats_table(ATTACK, **{ATTACK: {"role": ATTACK}}) | {"split": ATTACK}
+    write_lines(run_dir / "eval" / "prompt_formats.json", [table])
     hostile = {"model": ATTACK, "precision": ATTACK, "by_kind": {ATTACK: {"n": 2, "accuracy": 0.5}}}
     for label, right in (("baseline", [True, False]), ("trained", [False, True])):
         write_eval(run_dir, label, right, **hostile)

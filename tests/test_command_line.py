@@ -114,6 +114,28 @@ def test_run_directory(runs: tuple[Path, Path, str], tiny_llama: Path) -> None:
     assert not (run / "README.md").exists()  # TRL's card, of a model it does not know
 
 
+def test_the_first_and_the_last_lines_can_be_copied(runs: tuple[Path, Path, str]) -> None:
+    run, printed = runs[0], runs[2]
+    assert f"follow   sologrpo report --follow {run}\n" in printed
+    last = [f"adapter  {run}/adapter", f"report   {run}/report.html",
+            f"next     sologrpo evaluate --run {run}"]  # fmt: skip
+    assert printed.splitlines()[-3:] == last
+    assert re.search(r"^step 2/2  .*  s \d+\.\d$", printed, re.MULTILINE)
+
+
+def test_the_last_lines_of_an_evaluation_can_be_copied(
+    runs: tuple[Path, Path, str], evaluated: tuple[Path, str]
+) -> None:
+    run, (merged, printed) = runs[0], evaluated
+    saved, accuracy, *last = printed.splitlines()[-5:]
+    assert saved == f"merged    {merged}"
+    assert re.fullmatch(
+        r"accuracy  \S+% -> \S+%: \S+ points \(95 % interval \S+ to \S+\)", accuracy
+    )
+    assert last == [f"adapter   {run}/adapter", f"report    {run}/report.html",
+                    f"next      sologrpo chat --run {run}"]  # fmt: skip
+
+
 def test_completions_are_kept_with_their_rewards(runs: tuple[Path, Path, str]) -> None:
     files = sorted((runs[0] / "completions").glob("*.parquet"))
     assert len(files) == 2
@@ -351,14 +373,49 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("free", "warned"), [(4, True), (6, False)])
+@pytest.mark.parametrize(
+    ("settings", "times", "free", "warned"),
+    [
+        (["--dtype", "float32"], 3.2, 7, True),
+        (["--dtype", "float32"], 3.2, 12, False),
+        (["--dtype", "bfloat16"], 2.5, 2, True),
+        (["--dtype", "bfloat16"], 2.5, 7, False),
+        (["--gradient_checkpointing", "false"], 2.5, 99, False),
+    ],
+)
 def test_the_plan_has_room_for_the_whole_process_on_a_cpu(
-    train: Call, monkeypatch: pytest.MonkeyPatch, free: int, warned: bool
+    settings: list[str],
+    times: float,
+    free: int,
+    warned: bool,
+    train: Call,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sologrpo.plan.plan.free_bytes", lambda _: free * 2**20)
-    printed = train("--dry_run")
-    assert "memory   about 2 MiB (the process up to 2.5 times that)" in printed.stdout
-    assert ("the run needs about 2 MiB of memory (the process up to" in printed.stdout) == warned
+    printed = train("--dry_run", *settings)
+    assert f" MiB (the process up to {times} times that), {free} MiB free" in printed.stdout
+    assert ("MiB of memory (the process up to" in printed.stdout) == warned
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ([], ": what prompts share once in a pass"),
+        (["--attn_implementation", "eager"], ""),
+        (["--loss_type", "bnpo"], None),
+    ],
+)
+def test_the_plan_counts_the_tokens_that_are_computed(
+    settings: list[str], says: str | None, train: Call
+) -> None:
+    printed = train("--dry_run", *settings).stdout
+    assert re.search(r"^kernels  training: .*\n {9}sampling: ", printed, re.MULTILINE)
+    line = re.search(r"^tokens   of (\S+) in .*, (\S+) are computed(.*)$", printed, re.MULTILINE)
+    assert (line is None) == (says is None)
+    if line is not None:
+        in_rows, computed = (int(line[i].replace(",", "")) for i in (1, 2))
+        assert line[3] == says
+        assert (computed < in_rows / 2) == bool(says)
 
 
 EVALUATION_ERRORS: dict[str, list[str]] = {
@@ -379,6 +436,16 @@ EVALUATION_ERRORS: dict[str, list[str]] = {
     "--run RUN --precision fp8": ["invalid choice: 'fp8'"],
     "--run RUN --compare_precisions --precision merged": ["leave --precision"],
     "--model MODEL --compare_precisions": ["add --adapter"],
+    "--run RUN --prompt_formats xml,yaml": ["'yaml'; expected xml, r1_zero, boxed"],
+    "--run RUN --prompt_formats xml,boxed,xml": ["xml is named twice"],
+    "--run RUN --prompt_formats xml": ["name xml, and at least one other"],
+    "--run RUN --prompt_formats boxed r1_zero": ["name xml, and at least one other"],
+    "--run RUN --prompt_formats ,": ["prompt_formats"],
+    "--run RUN --prompt_formats xml,boxed --baseline false": ["leave --baseline false out"],
+    "--run RUN --prompt_formats xml,boxed --prompt_format boxed": ["work with --prompt_format:"],
+    "--run RUN --prompt_formats xml,boxed --compare_precisions": ["with --compare_precisions:"],
+    "--run RUN --prompt_formats xml,boxed --label prompt_formats.json": ["is reserved"],
+    "--model MODEL --prompt_formats xml,boxed": ["give --run runs/NAME"],
     "--run RUN --engine vllm": ["vLLM is not installed; pip install 'sologrpo[vllm]'"],
     "--run RUN --engine sglang": ["invalid choice: 'sglang'"],
     "--run RUN --write": ["--write belongs to --regrade"],

@@ -23,6 +23,7 @@ from sologrpo.forgiving import understand
         ("evaluate", "RUN", "--run RUN"),
         ("evaluate", "RUN --limit 3", "--run RUN --limit 3"),
         ("evaluate", "--model x", "--model x"),
+        ("chat", "RUN", "--run RUN"),
         ("export", "RUN -h", "--help"),
         ("report", "--run RUN", "RUN"),
         ("rewards", "score --gold -18 x=18", "score --gold -18 x=18"),

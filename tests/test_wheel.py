@@ -66,3 +66,9 @@ def test_the_installed_command_trains_from_an_empty_folder(
     assert len(imported) > 20
     assert [file for file in imported if not Path(file).is_relative_to(installed)] == []
     assert json.loads((tmp_path / "runs/quickstart/environment.json").read_text())["dtype"]
+
+
+def test_the_wheel_holds_every_split_of_the_quickstart(installed: Path) -> None:
+    for split in ("train", "test", "test_unseen"):
+        packed = installed / "sologrpo/bundled/quickstart" / f"{split}.jsonl"
+        assert packed.read_bytes() == (ROOT / "quickstart" / packed.name).read_bytes()

@@ -68,7 +68,7 @@ class Case:
 
 CASES = {
     "dapo-whole": Case(WHOLE_GROUPS, {"loss_type": "dapo"}),
-    "dapo-straddling": Case(STRADDLING, {"loss_type": "dapo"}),
+    "dapo-straddling": Case(STRADDLING, {"loss_type": "dapo", "outcome_reward": "fixed"}),
     "dapo-one-sided": Case(ONE_SIDED, {"loss_type": "dapo"}),
     "grpo-straddling": Case(STRADDLING, {"loss_type": "grpo"}),
     "grpo-one-sided": Case(ONE_SIDED, {"loss_type": "grpo"}),
