@@ -141,7 +141,8 @@ def write_eval(run_dir: Path, label: str, right: list[bool], **extra: Any) -> No
 def formats_table(verdict: str, **changes: dict[str, Any]) -> dict[str, Any]:
     """Make the content of a `prompt_formats.json`, with a row for each format."""
     row = {
-        "role": "trained", "n": 400, "baseline_accuracy": 0.192, "accuracy": 0.49, "delta": 0.298,
+        "role": "trained", "label": "trained", "baseline": "baseline",
+        "n": 400, "baseline_accuracy": 0.192, "accuracy": 0.49, "delta": 0.298,
         "delta_ci95": [0.238, 0.354], "mcnemar_p": 1.1e-20, "both_right": 49, "newly_right": 147,
         "newly_wrong": 28, "both_wrong": 176, "baseline_accuracy_lenient": 0.215,
         "accuracy_lenient": 0.49, "baseline_truncated_rate": 0.18, "truncated_rate": 0.0,

@@ -58,6 +58,8 @@ class PromptFormat(Comparison):
     """A trained model under one prompt, against its baseline."""
 
     role: str
+    label: str
+    baseline: str
     baseline_accuracy_lenient: Share
     accuracy_lenient: Share
     baseline_truncated_rate: Share

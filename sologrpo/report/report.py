@@ -28,9 +28,10 @@ from sologrpo.report.charts import draw_accuracies, draw_chapters
 from sologrpo.report.comparison import comparison_page, distinct_names
 from sologrpo.report.evaluation import compare_all, kinds, list_problems, rates, verdict_sentence
 from sologrpo.report.metrics import REWARD, smoothing_window
-from sologrpo.report.reading import Run, read_run
+from sologrpo.report.reading import Evaluation, Run, read_run
 from sologrpo.report.summary import facts, time_split
 from sologrpo.report.values import Record, flatten
+from sologrpo.scoring.formats import TRAINED
 
 TEMPLATES = Path(__file__).parent / "templates"
 FILTERS = (values.percent, values.percent_range, values.points, values.number, values.shorten)
@@ -96,7 +97,8 @@ def write_comparison(run_dirs: Sequence[Path], path: Path | None = None) -> Path
 def run_page(run: Run) -> Record:
     """Return the values of the template for one run."""
     drawn, zero = draw_chapters(run.metrics, run.settings.labels())
-    comparisons = compare_all(run.evaluations)
+    evaluations = _without_other_prompts(run)
+    comparisons = compare_all(evaluations)
     recipe = {key: run.config[key] for key in RECIPE if run.config.get(key) is not None}
     return {
         "name": run.name,
@@ -104,16 +106,16 @@ def run_page(run: Run) -> Record:
         "notes": run.notes,
         "warnings": run.warnings,
         "facts": facts(run),
-        "evaluations": run.evaluations,
-        "accuracies": draw_accuracies(run.evaluations),
-        "rates": rates(run.evaluations),
-        "kinds": kinds(run.evaluations),
+        "evaluations": evaluations,
+        "accuracies": draw_accuracies(evaluations),
+        "rates": rates(evaluations),
+        "kinds": kinds(evaluations),
         "precisions": run.precisions,
         "prompt_formats": run.prompt_formats,
         "results": [(e.label, flatten(e.results)) for e in run.evaluations],
         "comparisons": comparisons,
         "verdict": verdict_sentence(comparisons[0]) if comparisons else None,
-        "problems": list_problems(run.evaluations),
+        "problems": list_problems(evaluations),
         "chapters": drawn,
         "zero": zero,
         "window": smoothing_window(len(run.metrics.get(REWARD, []))),
@@ -123,6 +125,18 @@ def run_page(run: Run) -> Record:
         "config": flatten(run.config),
         "environment": flatten(run.environment),
     }
+
+
+def _without_other_prompts(run: Run) -> list[Evaluation]:
+    """Leave out evaluations under untrained prompts: they have a table of their own."""
+    elsewhere = {
+        label
+        for table in run.prompt_formats.values()
+        for row in table.prompt_formats.values()
+        if row.role != TRAINED
+        for label in (row.label, row.baseline)
+    }
+    return [e for e in run.evaluations if e.label not in elsewhere]
 
 
 def render(template: str, page: Record, library: bool = True) -> str:

@@ -380,8 +380,10 @@ def test_precisions_are_compared(tmp_path: Path) -> None:
 
 def test_the_gain_under_other_prompts_is_shown(tmp_path: Path) -> None:
     other = {"role": "unseen", "delta": 0.01, "delta_ci95": [-0.02, 0.04], "mcnemar_p": 0.5}
+    other |= {"label": "trained-boxed", "baseline": "baseline-boxed"}
     content = formats_table("The gain is in the trained prompt alone.", xml={}, boxed=other)
     write_eval(tmp_path, "trained", [True, False])
+    write_eval(tmp_path, "trained-boxed", [True, False])
     for name in ("prompt_formats.json", "prompt_formats-test_unseen.json"):
         split = name[15:-5] or "test"
         (tmp_path / "eval" / name).write_text(json.dumps(content | {"split": split}))
@@ -396,6 +398,7 @@ def test_the_gain_under_other_prompts_is_shown(tmp_path: Path) -> None:
         "xml trained 19.2 % → 49.0 % +29.8 +23.8 to +35.4 1.1e-20 21.5 % → 49.0 % 18.0 % → 0.0 %"
     ) in text
     assert "boxed unseen 19.2 % → 49.0 % +1.0 -2.0 to +4.0 0.5" in text
+    assert "trained-boxed" not in text[: text.index("Under other prompts")]
     assert "prompt_formats-bad.json: verdict: missing" in Page(page.read_text("utf-8")).text
 
 
