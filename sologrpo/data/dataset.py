@@ -81,7 +81,9 @@ def load_rows(name: str, split: str, config: str | None = None) -> Dataset:
     Raises:
         InputError: if no data is found, or a row has no gold answer after `####`.
     """
-    path = Path(os.path.expanduser(name))  # unlike pathlib's, keeps the name of an unknown user
+    path = Path(name)
+    if not path.exists():
+        path = Path(os.path.expanduser(name))  # unlike pathlib's, keeps the name of an unknown user
     if name == QUICKSTART and not path.exists():
         path = BUNDLED / QUICKSTART
     rows = _load_local(path, split) if path.exists() else _load_from_hub(name, split, config)

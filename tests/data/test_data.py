@@ -109,7 +109,9 @@ def test_a_damaged_table_is_refused(tmp_path: Path, position: int) -> None:
         load_rows(str(tmp_path), "train")
 
 
-@pytest.mark.parametrize("name", ["a[b]", "kind=3", "a*b", "a b", "é", "x::y", "~nobody"])
+@pytest.mark.parametrize(
+    "name", ["a[b]", "kind=3", "a*b", "a b", "é", "x::y", "~root", "~no-such-user"]
+)
 def test_a_folder_of_any_name_is_read(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
