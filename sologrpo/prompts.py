@@ -72,7 +72,6 @@ class PromptFormat:
         worked_examples: shown unless a config gives its own.
         num_drawn_examples: if above 0, this many training rows are drawn for each problem and
             shown as its worked examples.
-        keeps_annotations: drawn examples keep GSM8K's `<<9*2=18>>`.
         chat: use chat messages if the model has a chat template.
         plain_text: the form without a chat template; None if the format needs one.
     """
@@ -85,7 +84,6 @@ class PromptFormat:
     suffix: str = ""
     worked_examples: tuple[WorkedExample, ...] = ()
     num_drawn_examples: int = 0
-    keeps_annotations: bool = False
     chat: bool = True
     plain_text: PlainText | None = None
 
@@ -197,7 +195,6 @@ LM_EVAL = PromptFormat(
     completion="{thinking}\n#### {answer}",
     rewards=("asked_format", "answer_correctness"),
     num_drawn_examples=5,
-    keeps_annotations=True,
     plain_text=PlainText(turn="{question}", stop_strings=("Question:", "</s>", "<|im_end|>")),
 )
 

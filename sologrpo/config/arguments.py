@@ -101,11 +101,6 @@ class RunArguments:
         help="Examples shown before the question, replacing the prompt format's: a list of "
         "{question, thinking, answer} in YAML, or the path of a YAML file with one",
     )
-    num_drawn_examples: int | None = HfArg(
-        default=None,
-        help="Show this many training rows as worked examples, others for each problem, instead of "
-        "worked_examples (default: as the prompt format)",
-    )
     max_prompt_tokens: int | None = HfArg(
         default=None, help="Leave out rows with a longer prompt, and report their number"
     )

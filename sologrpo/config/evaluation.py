@@ -41,7 +41,7 @@ OF_MODEL = (
 OF_DATA = (
     "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split",
     "max_train_examples", "num_validation_examples", "max_prompt_tokens", "prompt_format",
-    "prompt_formats", "system_prompt", "worked_examples", "num_drawn_examples",
+    "prompt_formats", "system_prompt", "worked_examples",
 )  # fmt: skip
 OF_TRAINING = ("max_completion_length", "seed")
 BASELINE = "baseline"
@@ -183,7 +183,7 @@ class EvaluationSettings:
             return self
         data = replace(self.data, prompt_format=prompt_format, system_prompt=None)
         if prompt_format not in self.trained_formats:
-            data = replace(data, worked_examples=None, num_drawn_examples=None)
+            data = replace(data, worked_examples=None)
         suffix = f"-{prompt_format}"
         return self._labelled(suffix, data=data, variant=self.variant + suffix)
 

@@ -213,10 +213,6 @@ def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) ->
             "give one weight per reward"
         )
     _check_reward_names(run, args)
-    if run.worked_examples and run.num_drawn_examples:
-        raise InputError(
-            "worked_examples and num_drawn_examples both choose what is shown: give one"
-        )
     # Loads transformers' models and their compiler, which `--help` need not wait for.
     from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 

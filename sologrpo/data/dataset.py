@@ -27,7 +27,6 @@ from sologrpo.prompts import (
     PromptFormat,
     WorkedExample,
     load_worked_examples,
-    without_annotations,
 )
 from sologrpo.schema import (
     Schema,
@@ -188,12 +187,11 @@ def build_prompts(
     _check_alike(formats, tokenizer)
     chat = _asks_in_chat(formats[0], tokenizer)
     draws = any(f.num_drawn_examples for f in formats)
-    solved = _load_train_rows(run) if draws else []
-    pools = [_as_examples(solved, f) if f.num_drawn_examples else [] for f in formats]
+    pool = _as_examples(_load_train_rows(run)) if draws else []
 
     def add_prompt(row: dict[str, Any], index: int) -> dict[str, Any]:
-        turn = index % len(formats)
-        prompt_format = _with_drawn_examples(formats[turn], pools[turn], row["question"])
+        prompt_format = formats[index % len(formats)]
+        prompt_format = _with_drawn_examples(prompt_format, pool, row["question"])
         build = prompt_format.messages if chat else prompt_format.text
         return {"prompt": build(row["question"]), "prompt_format": prompt_format.name}
 
@@ -214,8 +212,6 @@ def prompt_format_of(run: RunArguments, name: str | None = None) -> PromptFormat
     if run.system_prompt is not None and prompt_format.name == run.prompt_format:
         prompt_format = replace(prompt_format, system_prompt=run.system_prompt)
     is_trained = prompt_format.name in (run.prompt_formats or [run.prompt_format])
-    if is_trained and run.num_drawn_examples is not None:
-        return replace(prompt_format, num_drawn_examples=run.num_drawn_examples)
     if run.worked_examples is not None and (is_trained or not prompt_format.num_drawn_examples):
         examples = tuple(load_worked_examples(run.worked_examples))  # an empty list asks for none
         return replace(prompt_format, worked_examples=examples, num_drawn_examples=0)
@@ -245,17 +241,12 @@ def _load_train_rows(run: RunArguments) -> Dataset:
     return load_rows(run.dataset_name, run.dataset_train_split, run.dataset_config)
 
 
-def _as_examples(
-    rows: Iterable[dict[str, Any]], prompt_format: PromptFormat
-) -> list[WorkedExample]:
-    """Turn solved rows into worked examples."""
-    clean = str if prompt_format.keeps_annotations else without_annotations
+def _as_examples(rows: Iterable[dict[str, Any]]) -> list[WorkedExample]:
+    """Turn solved rows into worked examples, with GSM8K's `<<9*2=18>>`."""
     examples = []
     for row in rows:
         thinking, _, answer = row["answer"].rpartition(MARK)
-        examples.append(
-            WorkedExample(question=row["question"], thinking=clean(thinking), answer=answer)
-        )
+        examples.append(WorkedExample(question=row["question"], thinking=thinking, answer=answer))
     return examples
 
 

@@ -54,8 +54,7 @@ FIXED = (
     "lora_", "use_dora", "use_rslora", "optim", "trainer", "seed", "shuffle_dataset",
     "dataset_name", "dataset_config", "dataset_train_split", "max_train_examples",
     "num_validation_examples", "max_prompt_tokens", "prompt_format", "system_prompt",
-    "worked_examples", "num_drawn_examples", "per_device_train_batch_size",
-    "gradient_accumulation_steps",
+    "worked_examples", "per_device_train_batch_size", "gradient_accumulation_steps",
     "generation_batch_size", "steps_per_generation", "num_generations", "num_iterations",
 )  # fmt: skip
 # Beginnings of keys that do not affect training, and may change silently.
