@@ -128,7 +128,7 @@ def run_page(run: Run) -> Record:
 
 
 def _without_other_prompts(run: Run) -> list[Evaluation]:
-    """Leave out evaluations under untrained prompts: they have a table of their own."""
+    """Leave out evaluations under untrained prompts: they have a separate table."""
     elsewhere = {
         label
         for table in run.prompt_formats.values()
