@@ -188,7 +188,8 @@ def attack_everywhere(run_dir: Path) -> None:
     table["advantage"] = [0.0]
     (run_dir / "completions").mkdir()
     pd.DataFrame(table).to_parquet(run_dir / "completions" / "completions_00001.parquet")
-    table = formats_table(ATTACK, **{ATTACK: {"role": ATTACK}}) | {"split": ATTACK}
+    row = dict.fromkeys(("role", "label", "baseline"), ATTACK)
+    table = formats_table(ATTACK, **{ATTACK: row}) | {"split": ATTACK}
     write_lines(run_dir / "eval" / "prompt_formats.json", [table])
     hostile = {"model": ATTACK, "precision": ATTACK, "by_kind": {ATTACK: {"n": 2, "accuracy": 0.5}}}
     for label, right in (("baseline", [True, False]), ("trained", [False, True])):
