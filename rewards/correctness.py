@@ -138,7 +138,8 @@ def _format_and_answer(text: str, gold: str, prompt_format: str) -> tuple[float,
     elif answer_boxes(visible):
         verdict = judge(text, gold, "boxed")
     else:
-        return (0.5 if re.search("[0-9]", text) else 0.0), 0.0, "no answer element and no box"
+        place = "answer line" if prompt_format == "lm_eval" else "answer element"
+        return (0.5 if re.search("[0-9]", text) else 0.0), 0.0, f"no {place} and no box"
     return 1.0, float(verdict.correct), verdict.reason
 
 

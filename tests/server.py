@@ -45,6 +45,7 @@ class Job:
         environment: added to the server's own; None takes a name out of it.
         file_size: bytes beyond which no file can be written, as if the disk were full.
         terminal: device to print to instead of `out` and `err`.
+        stdin: file to read standard input from, seen from `cwd`.
         kill_after: seconds after which it gets `kill -9`, with all its children.
         kill_when: file or folder whose appearance starts those seconds; by default, they start
             with the process.
@@ -58,6 +59,7 @@ class Job:
     environment: dict[str, str | None] = field(default_factory=dict)
     file_size: int = resource.RLIM_INFINITY
     terminal: str = ""
+    stdin: str = os.devnull
     kill_after: float | None = None
     kill_when: str = ""
 
@@ -216,13 +218,14 @@ def become(job: Job) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(os.open(job.stdin, os.O_RDONLY), 0)
     for number, name in ((1, "out"), (2, "err")):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         os.dup2(os.open(Path(job.output, name), flags), number)
     if job.terminal:
         for number in range(3):
             os.dup2(os.open(job.terminal, os.O_RDWR), number)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # the server's has read jobs
     resource.setrlimit(resource.RLIMIT_FSIZE, (job.file_size, job.file_size))
     # A shell starts background jobs with Ctrl-C ignored, and they inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

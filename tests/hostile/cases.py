@@ -43,6 +43,7 @@ CALLS: dict[str, list[list[str]]] = {
         ["--run", RUN, "--save_merged", MERGED, "--save_4bit", FOUR_BIT, "--parity_problems", "2"],
         ["--run", RUN, "--push_to_hub", "me/x", "--dry_run"],
     ],
+    "chat": [["--run", RUN], ["--run", RUN, "--prompt_format", "lm_eval"]],
     "report": [[RUN], [RUN, OTHER_RUN, "--output", "runs/comparison.html"]],
     "doctor": [[]],
     "rewards list": [[]],
@@ -60,6 +61,7 @@ SHARES: dict[str, dict[str, int]] = {
     "train": {"flag": 12, "shape": 2, "yaml": 12, "text": 4, "file": 12, "rows": 6, "reward": 6},
     "evaluate": {"flag": 6, "shape": 1, "file": 10, "rows": 2},
     "export": {"flag": 5, "shape": 1, "file": 8},
+    "chat": {"flag": 3, "shape": 1, "file": 5},
     "report": {"flag": 1, "shape": 1, "file": 6},
     "doctor": {"shape": 1},
     "rewards list": {"shape": 1},
@@ -86,6 +88,7 @@ ADAPTER_FILES = {f"{RUN}/adapter/{name}" for name in ("adapter_config.json",
 MODEL_FILES = {f"{MODEL}/{name}" for name in ("config.json", "tokenizer.json")}
 READS = {
     "train": ["models", "quickstart", "configs"],
+    "chat": ["models", RUN, RUN],
     "rewards check": ["configs", "models", "quickstart"],
     "rewards score": ["."],
     "model": ["models"],
@@ -312,6 +315,8 @@ def _needed(case: Case, call: list[str]) -> set[str]:
         needed |= {f"{RUN}/config.yaml", *ADAPTER_FILES}
     if "--adapter" in call:
         needed |= ADAPTER_FILES
+    if case.command == "chat":
+        needed |= MODEL_FILES
     if case.command in ("train", "evaluate"):
         split = "train" if case.command == "train" else "test"
         needed |= {*MODEL_FILES, f"quickstart/{split}.jsonl"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cases import CALLS, REAL, Case, controls, draw, settings_of
 from judge import faults
-from sandbox import build, copy, resumed_adapter, snapshot
+from sandbox import QUESTIONS, build, copy, resumed_adapter, snapshot
 from scripts import launch_command
 from server import ROOT, Ended, Job, Server, Servers
 
@@ -79,6 +79,8 @@ class Range:
 
     def _job(self, case: Case, box: Path) -> Job:
         job = Job(case.argv, str(box / "home"), str(box.parent / "printed"), self.timeout)
+        if case.command == "chat":
+            job.stdin = QUESTIONS
         if case.real:
             job.environment, job.timeout = NO_HUB, IMPORTS + self.timeout
             job.command = [sys.executable, "-m", "sologrpo"]

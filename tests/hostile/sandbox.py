@@ -21,6 +21,7 @@ MODEL = "models/SmolLM2-135M-Instruct"
 RUN = "runs/quickstart"
 OTHER_RUN = "runs/other"
 MERGED, FOUR_BIT = "out/merged", "out/4bit"
+QUESTIONS = "questions.txt"
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
 RESUME = [
     "--config",
@@ -76,6 +77,7 @@ def build(folder: Path, server: Server) -> Path:
         (home / "quickstart" / f"{split}.jsonl").write_text(text, encoding="utf-8")
     (home / "my_rewards.py").write_text(REWARDS, encoding="utf-8")
     (home / "examples.yaml").write_text(yaml.safe_dump(EXAMPLES), encoding="utf-8")
+    (home / QUESTIONS).write_text("Ana has 6 eggs and 2 more. How many?\n2 + 3?\n", encoding="utf-8")
     (folder / "outside").mkdir()
     (folder / "outside" / "secret.txt").write_text("not yours\n", encoding="utf-8")
     for number, argv in enumerate(HISTORY):

@@ -148,6 +148,16 @@ def test_gsm8k_weighted_reports_its_parts():
     assert not logged
 
 
+@pytest.mark.parametrize(
+    ("prompt_format", "reason"),
+    [("xml", "no answer element and no box"), ("lm_eval", "no answer line and no box")],
+)
+def test_gsm8k_weighted_names_what_is_missing(prompt_format, reason):
+    logged = {}
+    gsm8k_weighted(["18"], ["#### 18"], prompt_format, log_extra=logged.__setitem__)
+    assert logged["gsm8k_weighted/reason"] == [reason]
+
+
 @pytest.mark.parametrize("name", OUTCOME_REWARDS)
 def test_the_reason_of_each_verdict_is_logged(name):
     logged = {}
