@@ -225,7 +225,7 @@ def become(job: Job) -> None:
     if job.terminal:
         for number in range(3):
             os.dup2(os.open(job.terminal, os.O_RDWR), number)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # the server's has read jobs
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)  # the server's has read jobs
     resource.setrlimit(resource.RLIMIT_FSIZE, (job.file_size, job.file_size))
     # A shell starts background jobs with Ctrl-C ignored, and they inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -277,7 +277,7 @@ def import_everything() -> None:
     import sologrpo.export.export
     import sologrpo.plan.doctor
     import sologrpo.plan.reward_check
-    import sologrpo.report.report
+    import sologrpo.report.command
     import sologrpo.report.reward_curve
     import sologrpo.scoring  # noqa: F401
 

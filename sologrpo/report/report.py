@@ -1,9 +1,5 @@
 """Write `reward_curve.png` and `report.html` of a run directory, or one page that compares runs.
 
-    sologrpo report runs/x                 # runs/x/report.html
-    sologrpo report runs/x runs/y runs/z   # runs/comparison.html
-    sologrpo report --follow runs/x        # served while it trains: `sologrpo.report.follow`
-
 It reads and writes files only. A page is one file without outside resources. Model output reaches
 it only through an autoescaping template, and its content policy allows no other scripts.
 """
@@ -11,7 +7,6 @@ it only through an autoescaping template, and its content policy allows no other
 import base64
 import gzip
 import hashlib
-from argparse import HelpFormatter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -21,7 +16,7 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from sologrpo.errors import InputError, one_line_errors, printable
+from sologrpo.errors import InputError
 from sologrpo.files import REPORT, REWARD_CURVE, write_atomically
 from sologrpo.report import values
 from sologrpo.report.charts import draw_accuracies, draw_chapters
@@ -197,52 +192,3 @@ def _plotly() -> tuple[str, str]:
 def _hash(script: str) -> str:
     """Return a script's hash as a content policy takes it."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-# --- command line ----------------------------------------------------------------------------
-
-
-@one_line_errors
-def main(argv: Sequence[str] | None = None) -> None:
-    """Write the report of one run directory, or the comparison of several.
-
-    Args:
-        argv: the arguments after `sologrpo report`; by default those of the process.
-    """
-    from sologrpo.command_line import Parser  # loads transformers, which reports do without
-
-    parser = Parser(
-        prog="sologrpo report",
-        description="Write report.html into a run directory, or one page that compares several; "
-        "with --follow, serve the page of a run while it trains.",
-        formatter_class=HelpFormatter,  # without "(default: None)"
-    )
-    parser.add_argument(
-        "run_dirs", nargs="+", type=Path, metavar="RUN", help="a run directory, such as runs/x"
-    )
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE",
-        help="page of several runs (default: comparison.html next to the first)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--follow", action="store_true",
-        help="serve the page of one run on this machine, and keep it up to date",
-    )  # fmt: skip
-    parser.add_argument(
-        "--port", type=int, metavar="N", help="of --follow (default: the first free from 8765)"
-    )
-    arguments = parser.parse_args(argv)
-    if arguments.port is not None and not arguments.follow:
-        raise InputError("--port is for --follow")
-    if arguments.follow:
-        if len(arguments.run_dirs) > 1 or arguments.output:
-            raise InputError("--follow serves the page of one run, and writes none")
-        from sologrpo.report.follow import follow  # imports this module
-
-        follow(arguments.run_dirs[0], arguments.port)
-    elif len(arguments.run_dirs) > 1:
-        print(printable(str(write_comparison(arguments.run_dirs, arguments.output))))
-    elif arguments.output:
-        raise InputError("--output is for several runs; the page of one is its report.html")
-    else:
-        print(printable(str(write_report(arguments.run_dirs[0]))))

@@ -77,7 +77,9 @@ def build(folder: Path, server: Server) -> Path:
         (home / "quickstart" / f"{split}.jsonl").write_text(text, encoding="utf-8")
     (home / "my_rewards.py").write_text(REWARDS, encoding="utf-8")
     (home / "examples.yaml").write_text(yaml.safe_dump(EXAMPLES), encoding="utf-8")
-    (home / QUESTIONS).write_text("Ana has 6 eggs and 2 more. How many?\n2 + 3?\n", encoding="utf-8")
+    (home / QUESTIONS).write_text(
+        "Ana has 6 eggs and 2 more. How many?\n2 + 3?\n", encoding="utf-8"
+    )
     (folder / "outside").mkdir()
     (folder / "outside" / "secret.txt").write_text("not yours\n", encoding="utf-8")
     for number, argv in enumerate(HISTORY):

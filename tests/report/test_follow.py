@@ -20,9 +20,9 @@ from made_up_run import ATTACK, attack_everywhere, grow
 from serving import serving
 from sologrpo.errors import InputError
 from sologrpo.report import follow
+from sologrpo.report.command import main
 from sologrpo.report.follow import HOST, PORT, LivePage, describe_state, is_training, open_server
 from sologrpo.report.reading import read_files
-from sologrpo.report.report import main
 from tiny import ROOT
 
 

@@ -31,10 +31,10 @@ from made_up_run import (
 )
 from sologrpo.errors import InputError
 from sologrpo.report import write_comparison, write_report
+from sologrpo.report.command import main
 from sologrpo.report.evaluation import compare_all
 from sologrpo.report.metrics import intervals, smoothed
 from sologrpo.report.reading import read_run
-from sologrpo.report.report import main
 from sologrpo.report.reward_curve import draw_reward_curve
 from sologrpo.report.values import flatten, shorten, spread
 
@@ -688,7 +688,7 @@ def test_command_line(run_dir: Path, slower: Path, capsys: Any) -> None:
 
 
 def test_imports_are_light() -> None:
-    code = "import sys, sologrpo.report.report; print(*sys.modules)"
+    code = "import sys, sologrpo.report.command; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
     assert not {b"torch", b"transformers", b"trl", b"matplotlib.pyplot"} & set(loaded.split())
 
