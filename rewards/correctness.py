@@ -132,13 +132,15 @@ def _format_and_answer(text: str, gold: str, prompt_format: str) -> tuple[float,
     if not _is_gold(gold):
         return None
     visible = visible_text(text, prompt_format)
-    find = answer_lines if prompt_format == "lm_eval" else answer_elements
+    if prompt_format == "lm_eval":
+        find, place = answer_lines, "answer line"
+    else:
+        find, place = answer_elements, "answer element"
     if prompt_format != "boxed" and find(visible):
         verdict = judge(text, gold, prompt_format)
     elif answer_boxes(visible):
         verdict = judge(text, gold, "boxed")
     else:
-        place = "answer line" if prompt_format == "lm_eval" else "answer element"
         return (0.5 if re.search("[0-9]", text) else 0.0), 0.0, f"no {place} and no box"
     return 1.0, float(verdict.correct), verdict.reason
 

@@ -315,11 +315,11 @@ def _needed(case: Case, call: list[str]) -> set[str]:
         needed |= {f"{RUN}/config.yaml", *ADAPTER_FILES}
     if "--adapter" in call:
         needed |= ADAPTER_FILES
-    if case.command == "chat":
+    if case.command in ("train", "evaluate", "chat"):
         needed |= MODEL_FILES
     if case.command in ("train", "evaluate"):
         split = "train" if case.command == "train" else "test"
-        needed |= {*MODEL_FILES, f"quickstart/{split}.jsonl"}
+        needed.add(f"quickstart/{split}.jsonl")
     return needed
 
 
