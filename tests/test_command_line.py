@@ -524,5 +524,5 @@ def test_merged_folder_is_evaluated_as_a_model(
         "--max_completion_length", NEW_TOKENS,
     )  # fmt: skip
     assert printed.code == 0, printed
-    alone = (tmp_path / "eval" / merged.name / "records.jsonl").read_text(encoding="utf-8")
-    assert alone == (runs[0] / "eval/trained/records.jsonl").read_text(encoding="utf-8")
+    alone = tmp_path / f"eval/{merged.name}-{tiny_data.name}/records.jsonl"
+    assert alone.read_bytes() == (runs[0] / "eval/trained/records.jsonl").read_bytes()

@@ -115,7 +115,7 @@ class EvaluationSettings:
 
     Attributes:
         name: `trained`, or the name of a model; labels begin with it.
-        variant: ends the labels: what is evaluated differs from the run's own split or prompt.
+        variant: ends the labels: what is evaluated differs from the run's own data or prompt.
         given_label: replaces the label of the trained model.
         prompt_formats: to ask with, one after another.
         trained_formats: those of the training.
@@ -231,7 +231,7 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     names = ("dataset_name", "dataset_config", "dataset_test_split")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     data = replace(own, **given)
-    is_other_split = data.dataset_test_split != own.dataset_test_split
+    others = [getattr(data, name) for name in names if getattr(data, name) != getattr(own, name)]
     trained_formats = own.prompt_formats or [own.prompt_format]
     _check_evaluation(args, adapter)
     formats = _check_formats(args, own.prompt_format, trained_formats)
@@ -242,7 +242,7 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
         run=Path(args.run) if args.run else None,
         output_dir=Path(args.output_dir or args.run or "runs/evaluation"),
         name="trained" if adapter else _as_label(str(model.model_name_or_path)),
-        variant=f"-{_as_label(data.dataset_test_split)}" if is_other_split else "",
+        variant="".join(f"-{_as_label(name.removesuffix('.json'))}" for name in others),
         given_label=None,
         baseline=args.baseline,
         adapter=Path(adapter) if adapter else None,
@@ -297,7 +297,7 @@ def _read_run(directory: Path, trusted: bool) -> dict[str, Any]:
 
 
 def _as_label(model: str) -> str:
-    """Turn the name or path of a model, or the name of a split, into a label.
+    """Turn the name or path of a model or data set, or the name of a split, into a label.
 
     >>> _as_label("HuggingFaceTB/SmolLM2-135M"), _as_label("../my model/")
     ('SmolLM2-135M', 'my-model')

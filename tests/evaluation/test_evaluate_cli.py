@@ -451,6 +451,12 @@ def test_formats_of_a_base_model_without_a_chat_template(
         (["--prompt_format", "xml"], ["trained", "baseline"]),
         (["--prompt_format", "boxed"], ["trained-boxed", "baseline-boxed"]),
         (["--dataset_test_split", "b[:9]"], ["trained-b-9-", "baseline-b-9-"]),
+        (["--dataset_name", "some/where"], ["trained-where", "baseline-where"]),
+        (
+            # A name that ends in .json is a table's.
+            ["--dataset_test_split", "b", "--dataset_name", "my/problems.json"],
+            ["trained-problems-b", "baseline-problems-b"],
+        ),
         (["--label", "mine", "--prompt_format", "boxed"], ["mine", "baseline-boxed"]),
         (
             ["--precision", "adapter", "--prompt_format", "boxed", "--dataset_test_split", "b"],

@@ -172,7 +172,7 @@ def test_a_run_keeps_its_format(
     evaluate = load_script("evaluate")
     printed = printed_by(evaluate, capfd, "--run", run, "--dataset_name", test)
     assert printed.code == 0, printed
-    for label in ("baseline", "trained"):
+    for label in ("baseline-test.jsonl", "trained-test.jsonl"):
         results = json.loads((run / "eval" / label / "results.json").read_text())
         assert results["settings"]["dtype"] == "bfloat16"
 
