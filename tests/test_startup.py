@@ -1,6 +1,7 @@
 """The start and the end of a process: no noise of libraries, signals, output that nobody reads."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,6 +60,21 @@ def test_training_prints_only_our_lines(
     trained = server.run_command("train", *quickstart(tiny_llama, run, *more), cwd=tmp_path)
     assert trained.code == 0
     assert_only_our_lines(trained.out, trained.err, run)
+
+
+def test_the_plan_is_of_the_passes_that_are_computed(
+    server: Server, tiny_llama: Path, tmp_path: Path
+) -> None:
+    dry = quickstart(tiny_llama, tmp_path / "run", "--dry_run", "--max_steps", "200")
+    packed, in_trl = (
+        server.run_command("train", *dry, *more, cwd=tmp_path).out
+        for more in ((), ("--entropy_coef", "0.01"))
+    )
+    (longest,) = re.findall(r"max ([\d,]+) tokens$", in_trl, re.MULTILINE)
+    padded = 4 * (int(longest.replace(",", "")) + 6)
+    assert f"in passes of up to {padded:,} tokens" in in_trl
+    assert f"of {padded:,} in the rows of a step" in packed
+    assert f"in passes of up to {padded:,} tokens" not in packed
 
 
 # Of `doctor`, below.

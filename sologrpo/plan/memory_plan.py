@@ -33,6 +33,7 @@ class MemoryPlan:
         merged: copy of the weights for sampling; not made where it does not fit.
         cache: keys and values of a generation batch, of a prompt once for all of its completions,
             and logits. It is sampled in several batches where they do not fit.
+        packed: passes are made of as many rows as fit; otherwise they are TRL's micro-batches.
         step_tokens: tokens that the passes of an optimizer step compute.
         trained_tokens: tokens of the largest of these passes.
         activations: kept by the layers for the backward pass.
@@ -44,6 +45,7 @@ class MemoryPlan:
     adapter: int
     merged: int
     cache: int
+    packed: bool
     step_tokens: int
     trained_tokens: int
     activations: int
@@ -91,6 +93,7 @@ def plan_memory(
     free: int,
     *,
     root_T: int = 0,
+    packed: bool = True,
     on_gpu: bool,
 ) -> MemoryPlan:
     """Estimate memory for the longest prompts and completions that can occur.
@@ -101,6 +104,7 @@ def plan_memory(
         prompt_lengths: tokens of each prompt.
         free: bytes that tensors can take.
         root_T: tokens that all prompts begin with.
+        packed: whether passes are packed; otherwise each computes a micro-batch, padded.
         on_gpu: whether the run trains on a GPU, where Triton's kernels run.
     """
     prompt_T, completion_T = max(prompt_lengths), args.max_completion_length
@@ -109,10 +113,15 @@ def plan_memory(
     token = size.token_bytes(bool(args.gradient_checkpointing))
     left = free - size.weights_bytes - size.adapter_bytes
     budget = args.train_token_budget or max(1, token.fitting(FREE_SHARE * left))
-    passes = _passes(args, prompt_T, root_T, budget, on_gpu)
+    if packed:
+        passes = _passes(args, prompt_T, root_T, budget, on_gpu)
+    else:
+        rows = args.per_device_train_batch_size
+        passes = [(rows * (prompt_T + completion_T), rows)] * args.gradient_accumulation_steps
     tokens, rows = max(passes)
     # Attention over prompts that are not shared takes a mask, which every layer converts.
-    mask = 0 if args.share_prompts else tokens**2 * size.number_bytes
+    masked = tokens**2 if packed else tokens * (prompt_T + completion_T)
+    mask = 0 if packed and args.share_prompts else masked * size.number_bytes
     masks = 0 if args.gradient_checkpointing else size.layers
     scored = min(rows * completion_T, TOKEN_CHUNK_SIZE)  # the LM head sees completions only
     logits = scored * vocabulary_tile(on_gpu) * size.number_bytes
@@ -125,6 +134,7 @@ def plan_memory(
         merged=size.merged_bytes,
         cache=(prompts * prompt_T + sampled * completion_T) * size.sampled_token_bytes
         + sampled * size.vocabulary * LOGIT_BYTES,
+        packed=packed,
         step_tokens=sum(tokens for tokens, _ in passes),
         trained_tokens=tokens,
         activations=tokens * token.kept + masks * mask,
@@ -164,11 +174,13 @@ def memory_fix(plan: MemoryPlan, free: int, args: SoloGRPOConfig, four_bit: bool
     """
     if plan.needed <= free:
         return None
-    if args.train_token_budget is not None:
+    if plan.packed and args.train_token_budget is not None:
         return "leave out train_token_budget: what fits is then computed at once"
     if plan.held > FREE_SHARE * free:
         smaller = "use a smaller model"
         return smaller if four_bit else f"set load_in_4bit: true, or {smaller}"
+    if not plan.packed and args.per_device_train_batch_size > 1:
+        return "lower per_device_train_batch_size, and raise gradient_accumulation_steps as much"
     if not args.gradient_checkpointing:
         return "set gradient_checkpointing: true"
     return "lower max_completion_length, or leave out long prompts with max_prompt_tokens"

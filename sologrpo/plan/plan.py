@@ -69,10 +69,9 @@ def print_plan(
     lengths = list(map(len, prompts))
     kernels = describe_kernels(run, args, model, train_dataset, policy)
     planned = copy.copy(args)
-    if kernels.packs:
-        planned.share_prompts = kernels.shares_prompts
+    planned.share_prompts = kernels.shares_prompts
     needs = _compute_needs(
-        planned, footprint(policy, model), lengths, shared_beginning(prompts), steps
+        planned, footprint(policy, model), lengths, shared_beginning(prompts), steps, kernels.packs
     )
     device = f"{describe_device()}, {_describe_format(model, gflops)}"
     for name, text in (
@@ -116,7 +115,12 @@ class _Needs:
 
 
 def _compute_needs(
-    args: SoloGRPOConfig, size: Footprint, lengths: Sequence[int], root_T: int, steps: int
+    args: SoloGRPOConfig,
+    size: Footprint,
+    lengths: Sequence[int],
+    root_T: int,
+    steps: int,
+    packed: bool,
 ) -> _Needs:
     """Compute the needs of a run; refuse a prompt that is longer than the model's context."""
     longest = max(lengths)
@@ -134,7 +138,9 @@ def _compute_needs(
         steps=steps,
         longest_prompt=longest,
         size=size,
-        memory=plan_memory(size, args, lengths, for_tensors, root_T=root_T, on_gpu=on_gpu),
+        memory=plan_memory(
+            size, args, lengths, for_tensors, root_T=root_T, packed=packed, on_gpu=on_gpu
+        ),
         free_memory=free,
         free_for_tensors=for_tensors,
         process=process,

@@ -126,6 +126,15 @@ def test_memory_fix(arguments: list[str], free: int, four_bit: bool, says: str |
     assert (says or "") in (fix or "")
 
 
+def test_a_pass_as_in_trl_is_a_padded_micro_batch() -> None:
+    """The quickstart with an entropy bonus was planned at 2.9 GiB, and was killed at 20."""
+    args = settings("--per_device_train_batch_size", "16", "--gradient_accumulation_steps", "4")
+    plan = plan_memory(SIZE, args, [100, 300], 80 * GIB, packed=False, on_gpu=True)
+    assert (plan.trained_tokens, plan.step_tokens) == (16 * 348, 64 * 348)
+    fix = memory_fix(plan, plan.needed - 1, args, four_bit=True)
+    assert "lower per_device_train_batch_size" in (fix or "")
+
+
 def test_a_pass_is_made_to_fit() -> None:
     long = ("--gradient_checkpointing", "true", "--max_completion_length", "1024")
     plans = {free: planned(*long, free=free * GIB) for free in (9, 12, 80)}
