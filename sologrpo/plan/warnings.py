@@ -36,6 +36,13 @@ def suspicious_settings(
             f"the warm-up of {warmup} steps is as long as the run of {steps}: the learning rate "
             f"never reaches {args.learning_rate:g}; try --warmup_steps {steps // 10}"
         )
+    decay = (args.lr_scheduler_kwargs or {}).get("num_decay_steps", 0)
+    if warmup < steps < warmup + decay:
+        yield (
+            f"{warmup} steps of warm-up and {decay} of decay are more than the run of {steps}: the "
+            f"learning rate never reaches {args.learning_rate:g}; try --lr_scheduler_kwargs "
+            f"'{{\"num_decay_steps\": {steps // 3}}}'"
+        )
     if args.beta == 0 and args.learning_rate >= HIGH_LEARNING_RATE:
         yield (
             f"learning_rate {args.learning_rate:g} without a KL term can ruin the model in a few "

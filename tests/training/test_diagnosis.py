@@ -40,6 +40,10 @@ def test_usual_settings_are_not_mentioned(tokenizer: PreTrainedTokenizerBase) ->
     ("arguments", "says"),
     [
         (["--warmup_steps", "100"], "never reaches 0.0002; try --warmup_steps 10"),
+        (
+            ["--lr_scheduler_kwargs", '{"num_decay_steps": 99}'],
+            """try --lr_scheduler_kwargs '{"num_decay_steps": 33}'""",
+        ),
         (["--learning_rate", "1e-3"], "or set beta 0.02"),
         (["--temperature", "0.2"], "temperature 0.2: the completions of a group"),
         (["--max_completion_length", "3"], "the model cannot write what the prompt shows"),
