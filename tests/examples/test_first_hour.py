@@ -83,6 +83,14 @@ def test_outputs_are_plain_text(executed: dict[str, Any]) -> None:
     assert [cell.id for cell in cells if "\x1b" in text_of(cell) or "\r" in text_of(cell)] == []
 
 
+def test_the_notebook_shows_what_it_printed_and_not_where() -> None:
+    """Replace the paths of your machine by `~/sologrpo` after `make notebook`."""
+    cells = code_cells(nbformat.read(NOTEBOOK, as_version=4))
+    assert [cell.id for cell in cells if not cell.outputs] == ["parameters", "installation"]
+    places = re.compile(r"https?://|/(home|Users|root|tmp|opt|work|content|mnt)/")
+    assert [cell.id for cell in cells if places.search(text_of(cell))] == []
+
+
 def test_links_lead_somewhere() -> None:
     text = NOTEBOOK.read_text(encoding="utf-8")
     links = re.findall(r"\]\((\.\./[^)#]+)", text)
