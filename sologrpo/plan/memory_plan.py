@@ -113,15 +113,15 @@ def plan_memory(
     token = size.token_bytes(bool(args.gradient_checkpointing))
     left = free - size.weights_bytes - size.adapter_bytes
     budget = args.train_token_budget or max(1, token.fitting(FREE_SHARE * left))
+    micro_batch, row_T = args.per_device_train_batch_size, prompt_T + completion_T
     if packed:
         passes = _passes(args, prompt_T, root_T, budget, on_gpu)
     else:
-        rows = args.per_device_train_batch_size
-        passes = [(rows * (prompt_T + completion_T), rows)] * args.gradient_accumulation_steps
+        passes = [(micro_batch * row_T, micro_batch)] * args.gradient_accumulation_steps
     tokens, rows = max(passes)
     # Attention over prompts that are not shared takes a mask, which every layer converts.
-    masked = tokens**2 if packed else tokens * (prompt_T + completion_T)
-    mask = 0 if packed and args.share_prompts else masked * size.number_bytes
+    mask_T = tokens if packed else row_T
+    mask = 0 if packed and args.share_prompts else tokens * mask_T * size.number_bytes
     masks = 0 if args.gradient_checkpointing else size.layers
     scored = min(rows * completion_T, TOKEN_CHUNK_SIZE)  # the LM head sees completions only
     logits = scored * vocabulary_tile(on_gpu) * size.number_bytes
