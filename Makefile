@@ -92,8 +92,8 @@ test-engines:  ## run the tests with the real vLLM, DeepSpeed, llama.cpp and tra
 	.venv-engines/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
 	OMP_NUM_THREADS=$$(nproc) .venv-engines/bin/python -m pytest --durations=0 tests/engines/engine_*.py
 
-soak: $(READY)  ## 300 steps, 1,500 hostile command lines and 50 kills, on a tiny model
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/soak.py tests/hostile/soak_hostile.py
+soak: $(READY)  ## 300 steps, 1,500 hostile command lines, 50 kills, all architectures, on tiny models
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/soak.py tests/*/soak_*.py
 
 check: $(READY)  ## lint, check the formatting and the types
 	$(BIN)/ruff check .

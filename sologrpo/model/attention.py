@@ -114,7 +114,7 @@ class _Probe:
     """A tree of one token, which attends to itself."""
 
     def __init__(self) -> None:
-        self.layers: set[int] = set()
+        self.calls: list[int] = []
 
     def attend(
         self,
@@ -124,7 +124,7 @@ class _Probe:
         value: torch.Tensor,
         scaling: float,
     ) -> torch.Tensor:
-        self.layers.add(int(module.layer_idx))  # type: ignore[arg-type]
+        self.calls.append(int(module.layer_idx))  # type: ignore[arg-type]
         return value.repeat_interleave(query.size(1) // value.size(1), dim=1).transpose(1, 2)
 
 
@@ -132,7 +132,9 @@ _FOLLOWING: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()
 
 
 def follows_trees(model: PreTrainedModel | PeftModel) -> bool:
-    """Check whether a tree reaches the attention of every layer: some models hand nothing on.
+    """Check whether a tree reaches the attention of every layer, once each.
+
+    Some models hand nothing on; DiffLlama attends twice in a layer.
 
     Args:
         model: computes one token when it is asked about first.
@@ -154,7 +156,7 @@ def _reaches_every_layer(model: PreTrainedModel | PeftModel) -> bool:
             model(input_ids=token, position_ids=token, use_cache=False, **along(probe))
         except (TypeError, NotImplementedError):  # it takes no such argument, or is of another kind
             return False
-    return len(probe.layers) == int(config.num_hidden_layers)
+    return sorted(probe.calls) == list(range(int(config.num_hidden_layers)))
 
 
 AttentionInterface.register(SDPA, attention)

@@ -66,11 +66,9 @@ def describe_kernels(
     elif obstacle is not None:
         passes = f"{attention} attention, prompts not shared ({obstacle})"
     elif device.type == "cpu":
-        passes = "PyTorch's attention along the tree of prompts"
+        passes = "PyTorch's attention along the tree of prompts, if its trial agrees"
     else:
-        passes = (
-            "FlexAttention along the tree of prompts (if its trial fails, sdpa without sharing)"
-        )
+        passes = "FlexAttention along the tree of prompts, if its trial agrees"
     return Kernels(
         "; ".join([passes, *_other_kernels(run, args, model, device)]),
         _sampling(run, args, policy, attention, device),

@@ -35,7 +35,8 @@ from sologrpo.model.merging import (
     merged_bytes,
     working_dtype,
 )
-from sologrpo.sampling.decoding import Model, Request, Sampled, generate_fast
+from sologrpo.model.trial import Model
+from sologrpo.sampling.decoding import Request, Sampled, generate_fast
 from sologrpo.sampling.shared_cache import cached_tokens
 
 logger = logging.getLogger(__name__)

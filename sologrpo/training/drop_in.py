@@ -7,26 +7,24 @@ as in TRL. The arguments of the trainer decide.
 import copy
 import os
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
+import torch
 from peft import PeftModel
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    PretrainedConfig,
-    ProcessorMixin,
-)
+from transformers import ProcessorMixin
 from trl import GRPOConfig
 from trl.trainer.utils import get_config_model_id
 
 from sologrpo.config.arguments import SoloGRPOConfig
+from sologrpo.model.trial import Model, log_probs_alone, problem_of, trial_rows
 from sologrpo.training.packed_loss import GLOBALLY_NORMALISED, ROW_NORMALISED
 
 MULTI_TURN = ("tools", "rollout_func", "environment_factory")
 
 
 def as_solo_config(args: GRPOConfig | None, model: Any) -> SoloGRPOConfig:
-    """Give TRL's settings the switches of our trainer, at their defaults.
+    """Copy the settings; TRL's get the switches of our trainer, at their defaults.
 
     Args:
         args: TRL's settings or ours; None for the defaults.
@@ -35,22 +33,19 @@ def as_solo_config(args: GRPOConfig | None, model: Any) -> SoloGRPOConfig:
     if args is None:  # grpo_trainer.py:328-331
         name = model if isinstance(model, str) else get_config_model_id(model.config)
         return SoloGRPOConfig(f"{name.split('/')[-1]}-GRPO")
-    if isinstance(args, SoloGRPOConfig):
-        return args
     config: Any = copy.copy(args)
-    config.__class__ = SoloGRPOConfig  # the defaults of our fields are attributes of the class
+    if not isinstance(args, SoloGRPOConfig):
+        config.__class__ = SoloGRPOConfig  # the defaults of our fields are attributes of the class
     solo: SoloGRPOConfig = config
     return solo
 
 
-def whole_optimizer_batch(config: SoloGRPOConfig) -> SoloGRPOConfig:
+def take_whole_optimizer_batch(config: SoloGRPOConfig) -> None:
     """Hand TRL the optimizer batch as one micro-batch, which the packed loss splits by tokens."""
     steps = config.gradient_accumulation_steps
-    config = copy.copy(config)
     config.per_device_train_batch_size *= steps
     config.steps_per_generation //= steps
     config.gradient_accumulation_steps = 1
-    return config
 
 
 def sampling_obstacle(config: GRPOConfig, arguments: Mapping[str, Any]) -> str | None:
@@ -83,7 +78,8 @@ def unpacked_reason(config: SoloGRPOConfig, arguments: Mapping[str, Any]) -> str
 
     Args:
         config: the settings.
-        arguments: of the trainer, by name; `model` and `train_dataset` may be missing.
+        arguments: of the trainer, by name; `model`, loaded or on the meta device, and
+            `train_dataset` may be missing.
     """
     return next(_reasons(config, arguments), None)
 
@@ -116,7 +112,7 @@ def _reasons_in_settings(config: SoloGRPOConfig) -> Iterator[str]:
 
 def _reasons_in_model(config: SoloGRPOConfig, arguments: Mapping[str, Any]) -> Iterator[str]:
     model, adapter = arguments["model"], arguments.get("peft_config")
-    text_config = _model_config(model, config).get_text_config()
+    text_config = model.config.get_text_config()
     coefficient = config.router_aux_loss_coef
     if coefficient is None:  # grpo_trainer.py:826-838
         coefficient = getattr(text_config, "router_aux_loss_coef", 0.0)
@@ -124,36 +120,28 @@ def _reasons_in_model(config: SoloGRPOConfig, arguments: Mapping[str, Any]) -> I
         yield "the router's auxiliary loss acts on rows without advantage too"
     if not hasattr(text_config, "rope_parameters"):
         yield "without rotary positions, leaving out the padding of a prompt would move its tokens"
-    if not _packs_rows(model, text_config):
+    # In one sequence nothing but attention may look at other tokens, and attention must be
+    # transformers' own, which reads from the positions where a row begins.
+    if model._is_stateful or not model._supports_attention_backend:
         yield "the layers of this model may mix rows of one sequence"
     if isinstance(model, PeftModel):
         adapter = model.active_peft_config
     if adapter is not None and adapter.is_prompt_learning:
         yield "the adapter puts virtual tokens before the prompt"
+    if model.device.type != "meta":
+        problem = problem_of(model, lambda: _gaps_to_rows_alone(model))
+        yield from [f"of rows packed into one sequence, {problem}"] if problem else []
 
 
-def _packs_rows(model: Any, text_config: PretrainedConfig) -> bool:
-    """Check whether rows may form one sequence: nothing but attention looks at other tokens.
-
-    And attention is transformers' own, which reads from the positions where a row begins.
-    """
-    if isinstance(model, str):
-        model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text_config), None)
-    else:
-        model_class = type(model.get_base_model() if isinstance(model, PeftModel) else model)
-    supported = getattr(model_class, "_supports_attention_backend", False)
-    return supported and not getattr(model_class, "_is_stateful", False)
-
-
-def _model_config(model: Any, args: GRPOConfig) -> PretrainedConfig:
-    if not isinstance(model, str):
-        return model.config
-    given = args.model_init_kwargs or {}
-    return AutoConfig.from_pretrained(
-        model,
-        revision=given.get("revision"),
-        trust_remote_code=given.get("trust_remote_code", args.trust_remote_code),
-    )
+def _gaps_to_rows_alone(model: Model) -> Iterator[torch.Tensor]:
+    """Yield the (T, V) differences between rows in one packed sequence and each row alone."""
+    rows = trial_rows(model)
+    ids = torch.tensor([[*chain.from_iterable(rows)]], device=model.device)
+    positions = torch.tensor([[t for row in rows for t in range(len(row))]], device=model.device)
+    logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+    packed = torch.split(logits[0].float().log_softmax(dim=-1), [*map(len, rows)])
+    for row, log_probs_TV in zip(rows, packed, strict=True):
+        yield log_probs_TV - log_probs_alone(model, row)
 
 
 def _columns(dataset: Any) -> set[str]:

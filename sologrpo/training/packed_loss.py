@@ -10,7 +10,7 @@ Shapes: B rows of a batch, N sequences, T tokens.
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -19,7 +19,6 @@ import torch
 from accelerate import Accelerator
 
 from sologrpo.config.arguments import SoloGRPOConfig
-from sologrpo.errors import first_line
 from sologrpo.model.attention import SDPA, follows_trees
 from sologrpo.model.memory import (
     TokenBudget,
@@ -27,11 +26,11 @@ from sologrpo.model.memory import (
     activation_bytes,
     bytes_for_tensors,
     cpu_process,
-    is_out_of_memory,
 )
 from sologrpo.model.merging import working_dtype
-from sologrpo.sampling.decoding import Model, has_plain_cache
-from sologrpo.sampling.sampler import FREE_SHARE, MAX_GAP
+from sologrpo.model.trial import Model, problem_of, trial_rows
+from sologrpo.sampling.decoding import has_plain_cache
+from sologrpo.sampling.sampler import FREE_SHARE
 from sologrpo.training.packing import Batch, Rows, Tokens, on_device, select_rows
 from sologrpo.training.token_tree import TokenTree
 from sologrpo.training.trl_patches import Scores, lm_head_at, replaced
@@ -71,42 +70,37 @@ class PackedScorer:
 
     @cached_property
     def _shares_prompts(self) -> bool:
+        """Try attention along a tree, which a GPU compiles, against that of each row."""
         attention = self._model.config.get_text_config()._attn_implementation
         if sharing_obstacle(self._args, self._model, attention) is not None:
             return False
-        return self._model.device.type == "cpu" or self._can_share_prompts()
+        with self._accelerator.autocast():
+            problem = problem_of(self._model, self._gaps_to_unshared)
+        if problem is not None:
+            logger.warning("prompts are not shared in training: %s", problem)
+        return problem is None
 
-    def _can_share_prompts(self) -> bool:
-        """Try attention along a tree, which is compiled for the GPU, against that of each row."""
-        device, config = self._model.device, self._model.config.get_text_config()
-        gaps = []
-        try:
-            # Compiled for one size first; for the second, and for all that follow, once again.
-            for completion_T in (40, 50):
-                tokens = _trial_tokens(config.vocab_size, completion_T, device)
-                with torch.enable_grad(), torch.random.fork_rng([device]):  # dropout draws numbers
-                    shared, separate = (
-                        self._try(TokenTree.of(tokens, share)) for share in (True, False)
-                    )
-                gaps.append((shared - separate).abs().mean())
-            gap = torch.stack(gaps).amax().item()
-            problem = "" if gap <= MAX_GAP else f"log-probs are {gap:.2g} nats per token off"
-        except Exception as error:  # a compiler's, of any type
-            if is_out_of_memory(error):
-                raise
-            problem = first_line(error)
-        if problem:
-            logger.warning("prompts are not shared in training: FlexAttention: %s", problem)
-        return not problem
+    def _gaps_to_unshared(self) -> Iterator[torch.Tensor]:
+        """Yield the (B, T) differences that sharing prompts makes, after its backward pass too."""
+        on_cpu = self._model.device.type == "cpu"
+        # FlexAttention compiles for one size first; for the second, and all that follow, once more.
+        for prompt_T, completion_T in [(12, 4)] if on_cpu else [(100, 40), (100, 50)]:
+            tokens = _trial_tokens(self._model, prompt_T, completion_T)
+            with torch.enable_grad():
+                shared, separate = (
+                    self._try(TokenTree.of(tokens, share)) for share in (True, False)
+                )
+            yield shared - separate
 
     def _try(self, tree: TokenTree) -> torch.Tensor:
         """Return the log-probs of a pass, once its backward pass is computed too."""
         log_probs: torch.Tensor = self._score(self._model, tree).log_probs
         torch.autograd.grad(log_probs.sum(), _trainable(self._model), materialize_grads=True)
-        return log_probs.detach()
+        return tree.rows(log_probs.detach())
 
-    def fit_to_memory(self) -> None:
-        """Bound a pass by the memory that is free now, if the settings leave that open."""
+    def prepare(self) -> None:
+        """Try sharing prompts, and bound a pass by the free memory if the settings do not."""
+        _ = self._shares_prompts  # now: while the reference is scored, nothing is trainable
         if self._args.train_token_budget is not None:
             return
         config = self._model.config.get_text_config()
@@ -410,15 +404,11 @@ class _GivenGradients(torch.autograd.Function):
         return None, None, *(gradient.mul_(scale) for gradient in gradients)
 
 
-def _trial_tokens(vocabulary: int, completion_T: int, device: torch.device) -> Tokens:
-    """Build two completions of each of two prompts of 100 tokens, which begin equally."""
-
-    def ids(*places: int) -> tuple[int, ...]:
-        return tuple(7 * place % vocabulary for place in places)
-
-    prompts = [ids(*range(100))] * 2 + [ids(*range(10), *range(11, 101))] * 2
-    completions = [list(ids(*range(40 * row, 40 * row + completion_T))) for row in range(4)]
-    return Tokens(prompts, completions, completion_T, device)
+def _trial_tokens(model: Model, prompt_T: int, completion_T: int) -> Tokens:
+    """Build two completions of each of two prompts."""
+    prompts = [tuple(row) for row in trial_rows(model, (prompt_T, prompt_T)) for _ in range(2)]
+    completions = trial_rows(model, (completion_T,) * 4, same=0)
+    return Tokens(prompts, completions, completion_T, model.device)
 
 
 def _trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:

@@ -20,7 +20,8 @@ from transformers import GenerationConfig
 
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.errors import InputError
-from sologrpo.sampling.decoding import Model, Request, Sampled, can_generate_fast
+from sologrpo.model.trial import Model
+from sologrpo.sampling.decoding import Request, Sampled, can_generate_fast
 from sologrpo.sampling.sampler import TEST_ROWS, Sampler, Score, check_vllm
 from sologrpo.sampling.stopping import StopStrings
 from sologrpo.training.advantages import GroupRewards
@@ -165,9 +166,7 @@ class Rollout:
             batch["old_per_token_logps"] = sampled_BT
 
 
-def measure_vllm(
-    batch: Batch, top_p: float, score: Callable[[Batch], torch.Tensor]
-) -> dict[str, float]:
+def measure_vllm(batch: Batch, top_p: float, score: Score) -> dict[str, float]:
     """Return how far vLLM, which sampled a batch, is from the policy that is trained.
 
     TRL has the trainer's log-probs already where it corrects for vLLM. If it does not, a few rows
@@ -176,7 +175,7 @@ def measure_vllm(
     Args:
         batch: TRL's.
         top_p: of sampling.
-        score: (B, T) log-probs by the trainer's forward pass.
+        score: the trainer's forward pass.
 
     Raises:
         RunError: if vLLM samples another policy.
@@ -186,8 +185,12 @@ def measure_vllm(
     trained_BT = batch.get("old_per_token_logps")
     if trained_BT is None:
         batch = select_rows(batch, list(range(min(len(batch["completion_ids"]), TEST_ROWS))))
+        ids, mask = (
+            torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], dim=1)
+            for name in ("ids", "mask")
+        )
         with torch.no_grad():
-            trained_BT = score(batch)
+            trained_BT = score(ids, mask, batch["completion_ids"].size(1))
     mask = batch["completion_mask"] * batch.get("tool_mask", 1)
     return check_vllm(batch["sampling_per_token_logps"], trained_BT, mask, top_p)
 

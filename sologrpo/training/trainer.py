@@ -22,7 +22,7 @@ from datasets import Dataset, IterableDataset
 from transformers import TrainerControl
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
-from trl.trainer.utils import nanstd
+from trl.trainer.utils import create_model_from_path, nanstd
 
 from rewards import hacking_signs
 from rewards.completions import text_of
@@ -44,8 +44,8 @@ from sologrpo.training.drop_in import (
     as_solo_config,
     sampling_obstacle,
     shards_weights,
+    take_whole_optimizer_batch,
     unpacked_reason,
-    whole_optimizer_batch,
 )
 from sologrpo.training.hot_swap import HotSwappedVllm, build_vllm
 from sologrpo.training.nonfinite import NonfiniteSteps
@@ -118,13 +118,29 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if config.max_resample_rounds and isinstance(given.get("train_dataset"), IterableDataset):
             raise InputError("max_resample_rounds picks other prompts, which a stream cannot")
         self.as_in_trl: dict[str, str] = {}
-        self.is_packed = (reason := unpacked_reason(config, given)) is None
-        if reason is None:
-            config = whole_optimizer_batch(config)
-        else:
-            self._leave_to_trl("the training pass", reason)
-        # 1107: with an adapter, vLLM swaps it and is never sent weights.
-        with replaced(grpo_trainer, "VLLMGeneration", build_vllm):
+        self.is_packed: bool | None = None  # not decided yet
+
+        def decide(model: Any) -> Any:
+            """Choose the training pass, before TRL reads the sizes of batches from the settings."""
+            if self.is_packed is None:
+                reason = unpacked_reason(config, given | {"model": model})
+                self.is_packed = reason is None
+                if reason is None:
+                    take_whole_optimizer_batch(config)
+                else:
+                    self._leave_to_trl("the training pass", reason)
+            return model
+
+        def load(*args: Any, **kwargs: Any) -> Any:
+            return decide(create_model_from_path(*args, **kwargs))
+
+        if not isinstance(model, str):
+            decide(model)
+        with (
+            replaced(grpo_trainer, "create_model_from_path", load),  # 355: the policy comes first
+            # 1107: with an adapter, vLLM swaps it and is never sent weights.
+            replaced(grpo_trainer, "VLLMGeneration", build_vllm),
+        ):
             super().__init__(model, reward_funcs, config, *others, **named)
         swaps = isinstance(getattr(self, "vllm_generation", None), HotSwappedVllm)
         if swaps and config.vllm_tensor_parallel_size == 1:
@@ -143,7 +159,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             config, self.accelerator.unwrap_model(self.model), self.accelerator
         )
         if self.is_packed:
-            self._scorer.fit_to_memory()
+            self._scorer.prepare()
         self._loss = PackedLoss(
             self._scorer, self.accelerator, self.loss_type, self._loss_of_scores
         )
@@ -176,8 +192,10 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _score_sampled(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, completion_T: int
     ) -> torch.Tensor:
-        batch = rows_of_sequences(input_ids, attention_mask, completion_T)
-        return self._scorer.log_probs(self.model, batch)
+        rows = len(input_ids)
+        return self._get_per_token_logps_and_entropies(
+            self.model, input_ids, attention_mask, completion_T, batch_size=rows
+        )[0]
 
     @timed("sampling")
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
@@ -241,9 +259,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             batch = generation.inputs = self._score_with_truncated_masked(inputs)
         self._rollout.correct_for_sampler(batch)
         if self.use_vllm:
-            measured = measure_vllm(
-                batch, self.top_p, lambda rows: self._scorer.log_probs(self.model, rows)
-            )
+            measured = measure_vllm(batch, self.top_p, self._score_sampled)
             for name, value in measured.items():
                 self._metrics["train"][name].append(value)
         if self.multi_objective_aggregation == "sum_then_normalize":

@@ -5,7 +5,7 @@ from functools import cache
 
 import torch
 
-from sologrpo.sampling.decoding import Model
+from sologrpo.model.trial import Model
 
 # Tokens of the product that is timed, and how often: the best counts.
 PROBE_TOKENS, PROBES = 1024, 5

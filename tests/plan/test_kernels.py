@@ -15,7 +15,7 @@ from sologrpo.plan.preflight import build_policy
 from sologrpo.training.run import build_trainer
 from sologrpo.training.trainer import SoloGRPOTrainer
 
-SHARED = "PyTorch's attention along the tree of prompts; "
+SHARED = "PyTorch's attention along the tree of prompts, if its trial agrees; "
 LOOP = "sdpa for prompts, then products with their shared cache"
 
 
@@ -71,7 +71,7 @@ def test_kernels_of_a_gpu(config_file: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(kernels, "_use_triton", lambda device: device == torch.device("cuda:0"))
     planned = described(config_file, "--load_in_4bit", "true")
     training = planned.training
-    assert training.startswith("FlexAttention along the tree of prompts (if its trial")
+    assert training.startswith("FlexAttention along the tree of prompts, if its trial agrees")
     assert "; TRL's log-probs in Triton, in tiles of 32,768 tokens" in training
     assert "; NF4 products of bitsandbytes 0." in training
     assert planned.sampling == f"{LOOP}, in CUDA graphs"
