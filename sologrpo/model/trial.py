@@ -51,10 +51,12 @@ def problem_of(model: Model, gaps: Callable[[], Iterator[torch.Tensor]]) -> str 
         model: decides how much rounding explains.
         gaps: yields (..., V) or (...) differences from the model's own log-probs.
     """
-    kind = model.device.type
-    is_half = working_dtype(model).itemsize < 4 or torch.is_autocast_enabled(kind)
-    bound = ROUNDING_IN_HALF if is_half else ROUNDING
+    kind, autocasts = model.device.type, []
     devices = [model.device] if kind == "cuda" else []
+    # accelerate switches mixed precision on within the model's forward pass only.
+    hook = model.base_model.register_forward_pre_hook(
+        lambda *_: autocasts.append(torch.is_autocast_enabled(kind))
+    )
     try:
         with _in_eval_mode(model), torch.no_grad(), torch.random.fork_rng(devices):
             worst = [gap.abs().mean(dim=-1).amax() for gap in gaps()]
@@ -63,6 +65,10 @@ def problem_of(model: Model, gaps: Callable[[], Iterator[torch.Tensor]]) -> str 
         if is_out_of_memory(error):
             raise
         return first_line(error)
+    finally:
+        hook.remove()
+    is_half = working_dtype(model).itemsize < 4 or any(autocasts)
+    bound = ROUNDING_IN_HALF if is_half else ROUNDING
     return None if gap <= bound else f"log-probs are {gap:.2g} nats off the model's own"
 
 

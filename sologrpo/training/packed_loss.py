@@ -74,8 +74,7 @@ class PackedScorer:
         attention = self._model.config.get_text_config()._attn_implementation
         if sharing_obstacle(self._args, self._model, attention) is not None:
             return False
-        with self._accelerator.autocast():
-            problem = problem_of(self._model, self._gaps_to_unshared)
+        problem = problem_of(self._model, self._gaps_to_unshared)
         if problem is not None:
             logger.warning("prompts are not shared in training: %s", problem)
         return problem is None
