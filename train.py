@@ -24,6 +24,7 @@ from sologrpo.report import write_report
 from sologrpo.startup import end_imports
 from sologrpo.training import (
     build_trainer,
+    keep_prompt_date,
     open_run_directory,
     rehearse,
     take_fingerprints,
@@ -41,6 +42,7 @@ def main() -> None:
     run, args, model_args = settings = parse_config()
     console = Terminal(quiet=args.process_index != 0)
 
+    keep_prompt_date(run, args)
     # Bad input is found before the run directory is made.
     tokenizer = load_tokenizer(model_args.model_name_or_path, args.trust_remote_code)
     datasets = load_train_and_validation(run, tokenizer, args.seed)
