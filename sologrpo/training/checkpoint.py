@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import torch
 from accelerate import PartialState
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME as STATE
 from transformers.trainer import TRAINING_ARGS_NAME
@@ -297,6 +298,27 @@ def train_from(trainer: GRPOTrainer, checkpoint: Path | None) -> None:
         trainer._load_from_checkpoint(str(best_checkpoint(checkpoint, trainer.args) or checkpoint))
         return
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+
+
+class FollowSchedule(TrainerCallback):  # type: ignore[misc]
+    """Resume at the learning rate of the settings.
+
+    A checkpoint restores those of its own settings: `learning_rate`, and the rate of the next step
+    (trainer.py:3959), which is 0 at the end of a schedule. If nothing has changed, they are equal.
+    """
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Compute the rate of the next step as the schedule itself does."""
+        schedule = kwargs["lr_scheduler"]
+        schedule = getattr(schedule, "scheduler", schedule)  # DeepSpeed's is wrapped by accelerate
+        if isinstance(schedule, LambdaLR):
+            schedule.base_lrs = [args.learning_rate for _ in schedule.base_lrs]
+            rates = [args.learning_rate * rate(schedule.last_epoch) for rate in schedule.lr_lambdas]
+            for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            schedule._last_lr = rates
 
 
 @contextmanager

@@ -64,6 +64,7 @@ FIXED = (
     "num_validation_examples", "max_prompt_tokens", "prompt_format", "system_prompt",
     "worked_examples", "per_device_train_batch_size", "gradient_accumulation_steps",
     "generation_batch_size", "steps_per_generation", "num_generations", "num_iterations",
+    "adam_", "weight_decay",
 )  # fmt: skip
 # Beginnings of keys that do not affect training, and may change silently.
 FREE = (

@@ -1,6 +1,8 @@
 """Damage to what a shipped recipe saved: found, named, fallen back from; nothing whole is lost."""
 
 import copy
+import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from test_resume_recipes import arguments
+from transformers import get_scheduler
 
 from scripts import exit_code, steps_of, train_without_report
 from sologrpo.errors import InputError
@@ -247,3 +251,40 @@ def test_older_checkpoints_are_deleted_only_after_the_manifest(
     assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-4"]
     assert steps_of(run) == [1, 2, 3, 4]
     assert damage(run / "adapter", ignored=["README.md"]) is None
+
+
+# -- the learning rate of a resumed run ----------------------------------------------------------
+
+
+def planned_rates(schedule: str, rate: float, steps: int) -> list[float]:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], rate)
+    warmup = math.ceil(WARMUP * steps)
+    planned = get_scheduler(schedule, optimizer, warmup, steps)
+    return [rate * planned.lr_lambdas[0](step) for step in range(steps)]
+
+
+WARMUP = 0.5  # of the steps
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant_with_warmup"])
+def test_a_resumed_run_has_the_learning_rates_of_its_settings_from_the_first_step(
+    schedule: str, config_file: Path, tmp_path: Path
+) -> None:
+    train = ["--config", config_file, "--resume", "--lr_scheduler_type", schedule]
+    train += ["--warmup_steps", WARMUP, "--max_completion_length", 2]
+    rates: list[float] = []
+    for steps, rate in ((2, 0.01), (4, 0.01), (6, 0.02)):
+        changed = ["--max_steps", steps, "--learning_rate", rate]
+        assert exit_code(train_without_report(), *train, *changed) == 0
+        rates += planned_rates(schedule, rate, steps)[len(rates) :]
+        rows = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+        assert [row["learning_rate"] for row in rows if "learning_rate" in row] == rates
+
+
+def test_settings_that_a_checkpoint_would_override_are_refused(
+    run: Path, saved: tuple[Path, Opened]
+) -> None:
+    args = copy.copy(saved[1][1])
+    args.output_dir, args.weight_decay = str(run), 0.5
+    with pytest.raises(InputError, match=r"the run was started with weight_decay 0\.0"):
+        open_run_directory(replace(saved[1][0], resume=True), args, *saved[1][2:])
