@@ -20,6 +20,7 @@ from sologrpo.manifest import damage, write_manifest
 from sologrpo.training import checkpoint as checkpoints
 from sologrpo.training.checkpoint import incomplete_reason, last_complete_checkpoint
 from sologrpo.training.run_directory import OpenedRun, open_run_directory
+from tiny import write_rows
 
 LAST, BEFORE = "checkpoint-4", "checkpoint-3"
 Damage = Callable[[Path], object]
@@ -115,6 +116,46 @@ def test_every_damage_to_every_file_is_named_and_fallen_back_from(
         shutil.rmtree(run / f"partial-{LAST}")
         shutil.copytree(pristine, run / LAST)
         assert reopen().checkpoint == run / LAST
+
+
+class Code:
+    """A pickle of it would make a file."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("owned"),)
+
+
+@pytest.mark.parametrize("content", [Code(), b"no pickle", b""])
+@pytest.mark.parametrize(
+    "name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "generation_state.pt"]
+)
+def test_a_forged_file_is_named_and_fallen_back_from(
+    name: str, content: Any, run: Path, reopen: Callable[..., OpenedRun],
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(run)
+    if isinstance(content, bytes):
+        (run / LAST / name).write_bytes(content)
+    else:
+        torch.save(content, run / LAST / name)
+    write_manifest(run / LAST)
+    assert reopen().checkpoint == run / BEFORE
+    assert f"{run / LAST} is incomplete, {name} is damaged: moved to" in capfd.readouterr().err
+    assert not Path("owned").exists()
+
+
+@pytest.mark.parametrize("target", ["elsewhere", "nowhere"])
+def test_what_is_in_the_way_of_a_partial_checkpoint_is_removed_but_not_what_it_links_to(
+    target: str, run: Path, reopen: Callable[..., OpenedRun]
+) -> None:
+    elsewhere = write_rows(run.with_name("elsewhere") / "rows.jsonl", [])
+    aside = run / f"partial-{LAST}"
+    aside.symlink_to(run.with_name(target))
+    (run / LAST / "manifest.json").unlink()
+    assert reopen().checkpoint == run / BEFORE
+    assert not aside.is_symlink()
+    assert (aside / "optimizer.pt").is_file()
+    assert elsewhere.is_file()
 
 
 def test_a_save_cut_off_at_any_point_is_incomplete(run: Path, tmp_path: Path) -> None:
