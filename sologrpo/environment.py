@@ -2,6 +2,7 @@
 
 import platform
 import subprocess
+from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -9,10 +10,12 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
+from accelerate.utils import broadcast_object_list
 from pydantic import Field
 from transformers.utils import chat_template_utils
 
 from sologrpo.device import describe_device
+from sologrpo.errors import InputError
 from sologrpo.files import ENVIRONMENT
 from sologrpo.schema import Schema, read_json
 
@@ -55,15 +58,19 @@ def read_environment(directory: Path) -> RunEnvironment | None:
     return read_json(path, RunEnvironment) if path.exists() else None
 
 
-def fix_prompt_date(date: datetime | None) -> None:
-    """Let chat templates show this date, or today's, for as long as the process runs.
+def fix_prompt_date(run: Path | None) -> None:
+    """Let chat templates show the date of a run, or today's, for as long as the processes run.
 
     Llama-3.2's, SmolLM3's and gpt-oss's write the date into every prompt. Their only clock is
     `strftime_now`, which asks `datetime` (transformers 5.23.0, utils/chat_template_utils.py:631).
     TRL's prompts get the same date, and the template that is saved with a model stays as it is.
     """
-    shown = date or datetime.now()
-    chat_template_utils.datetime = SimpleNamespace(now=lambda: shown)
+    recorded = None
+    with suppress(InputError):  # it is damaged: who needs the rest of it says so
+        recorded = read_environment(run) if run else None
+    date = (recorded and recorded.prompt_date) or datetime.now()
+    (date,) = broadcast_object_list([date])
+    chat_template_utils.datetime = SimpleNamespace(now=lambda: date)
 
 
 def environment() -> dict[str, Any]:

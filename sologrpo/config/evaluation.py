@@ -226,7 +226,7 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     # As it was trained, whatever `auto` would be on this machine.
     environment = read_environment(Path(args.run)) if args.run else None
     model.dtype = environment.dtype if environment else model.dtype or "auto"
-    fix_prompt_date(environment.prompt_date if environment else None)
+    fix_prompt_date(Path(args.run) if args.run else None)
     trained_in_4bit = bool(model.load_in_4bit)
     own = RunArguments(**{name: saved[name] for name in OF_DATA if name in saved})
     names = ("dataset_name", "dataset_config", "dataset_test_split")

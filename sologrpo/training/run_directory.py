@@ -8,28 +8,20 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 from rich.console import Console
 from trl import ModelConfig
 
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import without_credentials
-from sologrpo.environment import (
-    RunEnvironment,
-    environment,
-    fix_prompt_date,
-    read_environment,
-)
+from sologrpo.environment import RunEnvironment, environment
 from sologrpo.errors import InputError, printable
 from sologrpo.files import (
     ADAPTER,
@@ -113,16 +105,6 @@ class OpenedRun:
         write_atomically(self.directory / RUN_CONFIG, text)
         facts = self.environment.model_dump_json(indent=2)
         write_atomically(self.directory / ENVIRONMENT, facts)
-
-
-def keep_prompt_date(run: RunArguments, args: SoloGRPOConfig) -> None:
-    """Let chat templates show the date on which the run was started, in all processes."""
-    before = None
-    if run.resume:
-        with suppress(InputError):  # it is damaged: `open_run_directory` says so
-            before = read_environment(Path(args.output_dir))
-    date = (before and before.prompt_date) or datetime.now()
-    fix_prompt_date(broadcast_object_list([date])[0])
 
 
 def open_run_directory(
