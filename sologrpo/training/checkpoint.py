@@ -314,8 +314,8 @@ def train_from(trainer: GRPOTrainer, checkpoint: Path | None) -> None:
 class FollowSchedule(TrainerCallback):  # type: ignore[misc]
     """Resume at the learning rate of the settings.
 
-    A checkpoint restores that of its own (trainer.py:3959), which is 0 at the end of a schedule. If
-    no setting has changed, the two are equal.
+    A checkpoint restores that of the settings it was saved with (trainer.py:3959), which is 0 at
+    the end of a schedule. If no setting has changed, the two are equal.
     """
 
     def on_train_begin(
