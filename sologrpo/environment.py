@@ -27,7 +27,7 @@ class RunEnvironment(Schema):
     """Describe `environment.json`: where a run was trained, and what a later `--resume` compares.
 
     Attributes:
-        prompt_date: that chat templates show which show one.
+        prompt_date: shown by chat templates that show the date.
         dtype: number format of the weights.
         gflops: rates of matrix products by dtype that it was chosen by, in GFLOP/s; empty if it was
             not measured.
