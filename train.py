@@ -11,11 +11,13 @@ if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need no
     start_script("train")
 
 import shlex
+from pathlib import Path
 
 from rewards import load_rewards
 from sologrpo.config import parse_config
 from sologrpo.console import Terminal, quiet_libraries
 from sologrpo.data import load_train_and_validation
+from sologrpo.environment import fix_prompt_date
 from sologrpo.errors import one_line_errors
 from sologrpo.export import PushToHub, save_adapter
 from sologrpo.model import load_base_model, load_tokenizer
@@ -41,6 +43,7 @@ def main() -> None:
     run, args, model_args = settings = parse_config()
     console = Terminal(quiet=args.process_index != 0)
 
+    fix_prompt_date(Path(args.output_dir) if run.resume else None)
     # Bad input is found before the run directory is made.
     tokenizer = load_tokenizer(model_args.model_name_or_path, args.trust_remote_code)
     datasets = load_train_and_validation(run, tokenizer, args.seed)

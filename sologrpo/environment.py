@@ -2,14 +2,20 @@
 
 import platform
 import subprocess
+from contextlib import suppress
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
+from accelerate.utils import broadcast_object_list
 from pydantic import Field
+from transformers.utils import chat_template_utils
 
 from sologrpo.device import describe_device
+from sologrpo.errors import InputError
 from sologrpo.files import ENVIRONMENT
 from sologrpo.schema import Schema, read_json
 
@@ -21,6 +27,7 @@ class RunEnvironment(Schema):
     """Describe `environment.json`: where a run was trained, and what a later `--resume` compares.
 
     Attributes:
+        prompt_date: shown by chat templates that show the date.
         dtype: number format of the weights.
         gflops: rates of matrix products by dtype that it was chosen by, in GFLOP/s; empty if it was
             not measured.
@@ -34,6 +41,7 @@ class RunEnvironment(Schema):
     cuda: str | None
     versions: dict[str, str]
     git_commit: str | None
+    prompt_date: datetime | None = Field(default=None, strict=False)  # JSON has texts
     dtype: Literal["float32", "bfloat16", "float16"]
     gflops: dict[str, int] = Field(default={})
     fingerprints: dict[str, str]
@@ -50,8 +58,23 @@ def read_environment(directory: Path) -> RunEnvironment | None:
     return read_json(path, RunEnvironment) if path.exists() else None
 
 
+def fix_prompt_date(run: Path | None) -> None:
+    """Let chat templates show the date of a run, or today's, for as long as the processes run.
+
+    Llama-3.2's, SmolLM3's and gpt-oss's write the date into every prompt. Their only clock is
+    `strftime_now`, which asks `datetime` (transformers 5.23.0, utils/chat_template_utils.py:631).
+    TRL's prompts get the same date, and the template that is saved with a model stays as it is.
+    """
+    recorded = None
+    with suppress(InputError):  # it is damaged: who needs the rest of it says so
+        recorded = read_environment(run) if run else None
+    date = (recorded and recorded.prompt_date) or datetime.now()
+    (date,) = broadcast_object_list([date])
+    chat_template_utils.datetime = SimpleNamespace(now=lambda: date)
+
+
 def environment() -> dict[str, Any]:
-    """Collect versions, device and git commit, to run it again later."""
+    """Collect versions, device, git commit and date, to run it again later."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -59,6 +82,7 @@ def environment() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "versions": versions(),
         "git_commit": _git_commit(),
+        "prompt_date": chat_template_utils.datetime.now().isoformat(),
     }
 
 

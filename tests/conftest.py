@@ -56,6 +56,14 @@ def tiny_qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As SmolLM2. Random weights that are tied repeat themselves, so most tests take others."""
+    from tiny import save_model
+
+    return save_model(tmp_path_factory.mktemp("models") / "tiny-tied", "llama", tied=True)
+
+
+@pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tiny import save_dataset
 

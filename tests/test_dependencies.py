@@ -58,6 +58,13 @@ def test_every_dependency_has_a_lowest_version_and_the_oldest_list_has_it() -> N
             assert f"{version}.".startswith(f"{lowest}.")
 
 
+def test_torch_is_capped_at_the_newest_minor_version_that_the_tests_ran() -> None:
+    (torch,) = (requirement for requirement in REQUIREMENTS if requirement.name == "torch")
+    major, minor, _ = versions_in("constraints.txt")["torch"].split(".")
+    assert torch.specifier.contains(f"{major}.{minor}.99+cpu")
+    assert not torch.specifier.contains(f"{major}.{int(minor) + 1}.0")
+
+
 @pytest.mark.parametrize("name", ["constraints.txt", "constraints-engines.txt"])
 def test_the_list_of_exact_versions_has_every_dependency(name: str) -> None:
     exact = versions_in(name)

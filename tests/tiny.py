@@ -86,10 +86,12 @@ def _texts(row: dict[str, str]) -> tuple[str, str]:
     return row["question"], row["answer"]
 
 
-def build_model(family: str, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> PreTrainedModel:
+def build_model(
+    family: str, tokenizer: PreTrainedTokenizerBase, seed: int = 0, tied: bool = False
+) -> PreTrainedModel:
     config_class, model_class = FAMILIES[family]
     config = config_class(
-        **SIZES | {"vocab_size": max(VOCABULARY, len(tokenizer))},
+        **SIZES | {"vocab_size": max(VOCABULARY, len(tokenizer)), "tie_word_embeddings": tied},
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -112,9 +114,9 @@ def _make_numbers_and_endings_likely(
         head[tokenizer.eos_token_id] *= 3.0
 
 
-def save_model(folder: Path, family: str, seed: int = 0) -> Path:
+def save_model(folder: Path, family: str, seed: int = 0, tied: bool = False) -> Path:
     tokenizer = build_tokenizer()
-    build_model(family, tokenizer, seed).save_pretrained(str(folder))
+    build_model(family, tokenizer, seed, tied).save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
     return folder
 

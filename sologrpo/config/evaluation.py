@@ -27,7 +27,7 @@ from sologrpo.config.arguments import (
 from sologrpo.config.checks import check_settings
 from sologrpo.config.export import ORIGINAL, ExportArguments, check_export_arguments
 from sologrpo.config.parsing import RENAMED, CheckedParser
-from sologrpo.environment import read_environment
+from sologrpo.environment import fix_prompt_date, read_environment
 from sologrpo.errors import InputError
 from sologrpo.files import ADAPTER, RUN_CONFIG, check_name
 from sologrpo.prompts import PROMPT_FORMATS
@@ -226,6 +226,7 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     # As it was trained, whatever `auto` would be on this machine.
     environment = read_environment(Path(args.run)) if args.run else None
     model.dtype = environment.dtype if environment else model.dtype or "auto"
+    fix_prompt_date(Path(args.run) if args.run else None)
     trained_in_4bit = bool(model.load_in_4bit)
     own = RunArguments(**{name: saved[name] for name in OF_DATA if name in saved})
     names = ("dataset_name", "dataset_config", "dataset_test_split")

@@ -159,6 +159,7 @@ def merge_adapter(base: PreTrainedModel, adapter: Path) -> PreTrainedModel:
 def _merge_layer(layer: BaseTunerLayer, adapter: Path) -> None:
     base = layer.get_base_layer()
     dtype = base.weight.dtype
+    base.weight = torch.nn.Parameter(base.weight, False)  # not what is tied to it
     base.to(torch.float32)
     with refusing(str(adapter)):
         layer.merge(safe_merge=True)
@@ -293,6 +294,9 @@ def save_merged(
     config.repetition_penalty = 1.0
     ends = sorted(end_token_ids(model, tokenizer))
     config.eos_token_id = ends[0] if len(ends) == 1 else ends
+    # Trained on its own, one of two tied weights has become another.
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    model.config.tie_word_embeddings = head.weight is embedding.weight
     model.save_pretrained(str(directory))
     tokenizer.save_pretrained(str(directory))
 

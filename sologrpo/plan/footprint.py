@@ -12,7 +12,7 @@ from trl import ModelConfig
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.model.loading import pick_dtype
 from sologrpo.model.memory import TokenBytes, activation_bytes
-from sologrpo.model.merging import merged_bytes
+from sologrpo.model.merging import merge_obstacle, merged_bytes
 from sologrpo.sampling.sampler import bytes_of_batch
 
 # NF4 (bitsandbytes): half a byte per weight, and an fp32 scale for every 64 weights. With double
@@ -88,7 +88,7 @@ def footprint(policy: PeftModel, model_args: ModelConfig) -> Footprint:
         weights_bytes=math.ceil(weights),
         adapter_bytes=trainable * FP32 * (2 + ADAM_MOMENTS),
         checkpoint_bytes=trainable * FP32 * (1 + ADAM_MOMENTS) + TOKENIZER_BYTES,
-        merged_bytes=merged_bytes(policy),
+        merged_bytes=0 if merge_obstacle(policy) else merged_bytes(policy),
         sampled_token_bytes=bytes_of_batch(policy, tokens=1, rows=0),
         trained_token_bytes=activation_bytes(policy),
         layers=config.num_hidden_layers,

@@ -92,6 +92,9 @@ def try_settings(
             f"router_aux_loss_coef {coefficient}: {model_args.model_name_or_path} has no experts "
             "to balance: leave it out"
         )
+    if args.cast_lm_head_to_fp32 and config.tie_word_embeddings:  # TRL 1.16, grpo_trainer.py:1043
+        raise InputError("cast_lm_head_to_fp32: TRL casts no LM head that is the embedding too "
+                         "(tie_word_embeddings in config.json): leave it out")  # fmt: skip
     # What it was asked holds for all processes.
     is_first = args.process_index == 0 and not run.dry_run
     if swaps_adapters and args.vllm_mode == "server" and is_first:

@@ -15,19 +15,23 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from types import FrameType
 from typing import Any, Self
 
 import torch
 from accelerate import PartialState
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME as STATE
 from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_pt_utils import safe_globals
 from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from sologrpo.config.schedule import optimizer_steps
+from sologrpo.errors import LIBRARY_ERRORS
 from sologrpo.files import CHECKPOINT
 from sologrpo.manifest import damage, write_manifest
 
@@ -117,6 +121,12 @@ def incomplete_reason(checkpoint: Path) -> str | None:
     """
     if (reason := damage(checkpoint)) is not None:
         return reason
+    for file in sorted(checkpoint.glob("*.pt*")):  # a manifest can be forged
+        try:
+            with safe_globals():
+                torch.load(file, "meta", weights_only=True)
+        except (UnpicklingError, EOFError, *LIBRARY_ERRORS):
+            return f"{file.name} is damaged"
     step = TrainerState.load_from_json(str(checkpoint / STATE)).global_step
     return None if step == step_of(checkpoint) else f"its {STATE} is that of step {step}"
 
@@ -163,6 +173,8 @@ def set_aside(checkpoints: Iterable[Path], obstacle: Callable[[Path], str | None
         aside = checkpoint.with_name(f"partial-{checkpoint.name}")
         reason = incomplete_reason(checkpoint) or obstacle(checkpoint)
         print(f"{checkpoint} is incomplete, {reason}: moved to {aside.name}", file=sys.stderr)
+        if aside.is_symlink() or aside.is_file():
+            aside.unlink()
         shutil.rmtree(aside, ignore_errors=True)
         checkpoint.rename(aside)
 
@@ -299,12 +311,28 @@ def train_from(trainer: GRPOTrainer, checkpoint: Path | None) -> None:
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
 
 
+class FollowSchedule(TrainerCallback):  # type: ignore[misc]
+    """Resume at the learning rate of the settings.
+
+    A checkpoint restores that of the settings it was saved with (trainer.py:3959), which is 0 at
+    the end of a schedule. If no setting has changed, the two are equal.
+    """
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Repeat the last step of the schedule."""
+        schedule = kwargs["lr_scheduler"]
+        schedule = getattr(schedule, "scheduler", schedule)  # accelerate's, with DeepSpeed
+        if state.global_step and isinstance(schedule, LambdaLR):
+            schedule.base_lrs = [args.learning_rate for _ in schedule.base_lrs]
+            schedule.last_epoch -= 1
+            schedule.step()
+
+
 @contextmanager
 def print_resume_hint(args: TrainingArguments) -> Iterator[None]:
     """Print which checkpoint is complete if the training within stops or fails.
-
-    Args:
-        args: of the run.
 
     Raises:
         SystemExit: 130 after Ctrl-C, whose traceback would bury the line.
@@ -332,14 +360,6 @@ class StopWithCheckpoint(TrainerCallback):  # type: ignore[misc]
     A second Ctrl-C raises `KeyboardInterrupt` at once. Signals are caught within the `with` block
     only, and only in the main thread. A signal that the process was started to ignore stays
     ignored.
-
-    Example, whose last line leaves the process if a signal came::
-
-        stop = StopWithCheckpoint()
-        trainer.add_callback(stop)
-        with stop:
-            trainer.train()
-        stop.exit_if_stopped(trainer.state)
     """
 
     def __init__(self) -> None:

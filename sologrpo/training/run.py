@@ -20,6 +20,7 @@ from sologrpo.errors import RunError, refusing
 from sologrpo.training.callbacks import ConsoleLog, MetricsFile, ValidateAtEnd
 from sologrpo.training.checkpoint import (
     FinishCheckpoints,
+    FollowSchedule,
     StopWithCheckpoint,
     print_resume_hint,
     train_from,
@@ -71,6 +72,7 @@ def build_trainer(
             callbacks=[
                 StopAtNonfiniteWeights(),
                 FinishCheckpoints(args),  # before callbacks that send checkpoints elsewhere
+                FollowSchedule(),
                 MetricsFile(),
                 ConsoleLog(console),
                 Diagnosis(console, args.max_completion_length),

@@ -56,6 +56,7 @@ FIXED = (
     "num_validation_examples", "max_prompt_tokens", "prompt_format", "system_prompt",
     "worked_examples", "per_device_train_batch_size", "gradient_accumulation_steps",
     "generation_batch_size", "steps_per_generation", "num_generations", "num_iterations",
+    "adam_", "weight_decay",
 )  # fmt: skip
 # Beginnings of keys that do not affect training, and may change silently.
 FREE = (
@@ -102,7 +103,7 @@ class OpenedRun:
         """Write the settings to `config.yaml`, and what they met here to `environment.json`."""
         text = yaml.safe_dump(self.settings, sort_keys=True, allow_unicode=True)
         write_atomically(self.directory / RUN_CONFIG, text)
-        facts = json.dumps(self.environment.model_dump(), indent=2)
+        facts = self.environment.model_dump_json(indent=2)
         write_atomically(self.directory / ENVIRONMENT, facts)
 
 

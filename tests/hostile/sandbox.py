@@ -69,7 +69,7 @@ def build(folder: Path, server: Server) -> Path:
     for recipe in RECIPES:
         text = yaml.safe_dump(shortened(recipe), sort_keys=False)
         (home / "configs" / f"{recipe}.yaml").write_text(text, encoding="utf-8")
-    write_manifest(save_model(home / MODEL, "llama"))
+    write_manifest(save_model(home / MODEL, "llama", tied=True))
     (home / "quickstart").mkdir()
     for split, count in PROBLEMS.items():
         lines = (ROOT / "quickstart" / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()

@@ -325,9 +325,7 @@ def tied_qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As Qwen2.5-1.5B-Instruct: tied embeddings, and a penalty in its generation config."""
     folder = tmp_path_factory.mktemp("models") / "tied-qwen"
     tokenizer = build_tokenizer()
-    model = build_model("qwen2", tokenizer)
-    model.config.tie_word_embeddings = True
-    model.tie_weights()
+    model = build_model("qwen2", tokenizer, tied=True)
     model.generation_config.repetition_penalty = 1.1
     model.save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
@@ -367,6 +365,31 @@ def test_tied_embeddings_pad_token_and_vocabulary_are_untouched(
     before, after = (AutoTokenizer.from_pretrained(str(path)) for path in (tied_qwen, tmp_path))
     assert after.pad_token == before.pad_token
     assert len(after) == len(before)
+
+
+@pytest.mark.parametrize("kind", ["target_modules", "modules_to_save"])
+@pytest.mark.parametrize("name", ["lm_head", "embed_tokens"])
+def test_a_tied_weight_that_was_trained_alone_is_merged_and_saved_alone(
+    kind: str, name: str, tmp_path: Path, tied_qwen: Path
+) -> None:
+    torch.manual_seed(0)
+    chosen: dict[str, Any] = {"target_modules": ["q_proj"]}
+    chosen[kind] = [*chosen.get(kind, []), name]
+    config = LoraConfig(r=4, init_lora_weights=False, task_type="CAUSAL_LM", **chosen)
+    trained = get_peft_model(load(tied_qwen), config)
+    if kind == "modules_to_save":
+        copy = dict(trained.named_modules())[f"base_model.model.{PLACES[name]}.modules_to_save"]
+        torch.nn.init.normal_(copy["default"].weight, std=0.1)
+    trained.save_pretrained(str(tmp_path / "adapter"))
+
+    merged = merge_adapter(load(tied_qwen), tmp_path / "adapter")
+    torch.testing.assert_close(logits(merged), logits(trained))
+    save_merged(merged, load_tokenizer(str(tied_qwen)), tmp_path / "merged")
+    assert load(tmp_path / "merged").config.tie_word_embeddings is False
+    torch.testing.assert_close(logits(load(tmp_path / "merged")), logits(trained))
+
+
+PLACES = {"lm_head": "lm_head", "embed_tokens": "model.embed_tokens"}
 
 
 def test_generation_config_is_that_of_the_evaluation(tmp_path: Path, tied_qwen: Path) -> None:

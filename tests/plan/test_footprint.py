@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ["--config", str(ROOT / "configs/quickstart.yaml")]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen"])
+@pytest.mark.parametrize("family", ["llama", "qwen", "tied"])
 @pytest.mark.parametrize("four_bit", [False, True])
 @pytest.mark.parametrize("nested", [False, True])
 def test_sizes_are_those_of_the_loaded_model(
@@ -68,6 +68,17 @@ def test_the_8b_model_in_four_bits(tmp_path: Path) -> None:
     assert size.adapter_bytes == 16 * size.trainable
     per_checkpoint = disk_bytes(args, size, 1_000_000) / (args.save_total_limit + 1)
     assert per_checkpoint == pytest.approx(size.checkpoint_bytes, rel=0.15)
+
+
+@pytest.mark.parametrize(("family", "target"), [("llama", "embed_tokens"), ("gpt2", "all-linear")])
+def test_no_copy_is_merged_for_sampling_where_layers_are_not_linear(
+    family: str, target: str, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    AutoConfig.for_model(family, vocab_size=64, **sizes).save_pretrained(tmp_path)
+    model = ["--model_name_or_path", str(tmp_path), "--lora_target_modules", target]
+    _, _, model_args = parse_config([*QUICKSTART, *model, "--dtype", "float32"])
+    assert footprint(build_policy(model_args), model_args).merged_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,13 @@ def test_a_setting_that_cannot_work_is_refused(tiny_llama: Path, arguments: str,
     assert says in refusal(tiny_llama, *arguments.split())
 
 
+@pytest.mark.parametrize("trainer", ["solo", "stock"])
+def test_a_tied_head_cannot_be_cast(tiny_llama: Path, tiny_tied: Path, trainer: str) -> None:
+    arguments = ["--trainer", trainer, "--cast_lm_head_to_fp32", "true"]
+    assert "tie_word_embeddings" in refusal(tiny_tied, *arguments)
+    attempt(tiny_llama, *arguments)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -5,7 +5,9 @@ import json
 import subprocess
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -123,6 +125,23 @@ def test_a_model_trained_in_place_is_moved_aside(
         aside = out.with_name(f"small.changed-{number}")
         assert (aside / "model.safetensors").read_bytes() == b"trained"
         assert str(aside) in capsys.readouterr().out
+
+
+def test_two_at_once_save_one_model(
+    wheel: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    convert, both = tool.convert, Barrier(2, timeout=60)
+
+    def convert_at_once(gguf: Path, folder: Path) -> None:
+        convert(gguf, folder)
+        both.wait()
+
+    monkeypatch.setattr(tool, "convert", convert_at_once)
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(lambda _: run(out, wheel), range(2))) == [0, 0]
+    assert list(out.parent.iterdir()) == [out]
+    assert tool.is_complete(out)
+    assert "moved" not in capsys.readouterr().out
 
 
 def test_other_folders_are_not_touched(

@@ -1,6 +1,8 @@
 """Damage to what a shipped recipe saved: found, named, fallen back from; nothing whole is lost."""
 
 import copy
+import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from test_resume_recipes import arguments
+from transformers import get_scheduler
 
 from scripts import exit_code, steps_of, train_without_report
 from sologrpo.errors import InputError
@@ -16,6 +20,7 @@ from sologrpo.manifest import damage, write_manifest
 from sologrpo.training import checkpoint as checkpoints
 from sologrpo.training.checkpoint import incomplete_reason, last_complete_checkpoint
 from sologrpo.training.run_directory import OpenedRun, open_run_directory
+from tiny import write_rows
 
 LAST, BEFORE = "checkpoint-4", "checkpoint-3"
 Damage = Callable[[Path], object]
@@ -111,6 +116,46 @@ def test_every_damage_to_every_file_is_named_and_fallen_back_from(
         shutil.rmtree(run / f"partial-{LAST}")
         shutil.copytree(pristine, run / LAST)
         assert reopen().checkpoint == run / LAST
+
+
+class Code:
+    """A pickle of it would make a file."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("owned"),)
+
+
+@pytest.mark.parametrize("content", [Code(), b"no pickle", b""])
+@pytest.mark.parametrize(
+    "name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "generation_state.pt"]
+)
+def test_a_forged_file_is_named_and_fallen_back_from(
+    name: str, content: Any, run: Path, reopen: Callable[..., OpenedRun],
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(run)
+    if isinstance(content, bytes):
+        (run / LAST / name).write_bytes(content)
+    else:
+        torch.save(content, run / LAST / name)
+    write_manifest(run / LAST)
+    assert reopen().checkpoint == run / BEFORE
+    assert f"{run / LAST} is incomplete, {name} is damaged: moved to" in capfd.readouterr().err
+    assert not Path("owned").exists()
+
+
+@pytest.mark.parametrize("target", ["elsewhere", "nowhere"])
+def test_what_is_in_the_way_of_a_partial_checkpoint_is_removed_but_not_what_it_links_to(
+    target: str, run: Path, reopen: Callable[..., OpenedRun]
+) -> None:
+    elsewhere = write_rows(run.with_name("elsewhere") / "rows.jsonl", [])
+    aside = run / f"partial-{LAST}"
+    aside.symlink_to(run.with_name(target))
+    (run / LAST / "manifest.json").unlink()
+    assert reopen().checkpoint == run / BEFORE
+    assert not aside.is_symlink()
+    assert (aside / "optimizer.pt").is_file()
+    assert elsewhere.is_file()
 
 
 def test_a_save_cut_off_at_any_point_is_incomplete(run: Path, tmp_path: Path) -> None:
@@ -247,3 +292,40 @@ def test_older_checkpoints_are_deleted_only_after_the_manifest(
     assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-4"]
     assert steps_of(run) == [1, 2, 3, 4]
     assert damage(run / "adapter", ignored=["README.md"]) is None
+
+
+# -- the learning rate of a resumed run ----------------------------------------------------------
+
+
+def planned_rates(schedule: str, rate: float, steps: int) -> list[float]:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], rate)
+    warmup = math.ceil(WARMUP * steps)
+    planned = get_scheduler(schedule, optimizer, warmup, steps)
+    return [rate * planned.lr_lambdas[0](step) for step in range(steps)]
+
+
+WARMUP = 0.5  # of the steps
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant_with_warmup"])
+def test_a_resumed_run_has_the_learning_rates_of_its_settings_from_the_first_step(
+    schedule: str, config_file: Path, tmp_path: Path
+) -> None:
+    train = ["--config", config_file, "--resume", "--lr_scheduler_type", schedule]
+    train += ["--warmup_steps", WARMUP, "--max_completion_length", 2]
+    rates: list[float] = []
+    for steps, rate in ((2, 0.01), (4, 0.01), (6, 0.02)):
+        changed = ["--max_steps", steps, "--learning_rate", rate]
+        assert exit_code(train_without_report(), *train, *changed) == 0
+        rates += planned_rates(schedule, rate, steps)[len(rates) :]
+        rows = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+        assert [row["learning_rate"] for row in rows if "learning_rate" in row] == rates
+
+
+def test_settings_that_a_checkpoint_would_override_are_refused(
+    run: Path, saved: tuple[Path, Opened]
+) -> None:
+    args = copy.copy(saved[1][1])
+    args.output_dir, args.weight_decay = str(run), 0.5
+    with pytest.raises(InputError, match=r"the run was started with weight_decay 0\.0"):
+        open_run_directory(replace(saved[1][0], resume=True), args, *saved[1][2:])

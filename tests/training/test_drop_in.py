@@ -210,6 +210,9 @@ CASES: dict[str, Case] = {
     "async-reward": arguments(reward_funcs=[slow, alternate]),
     "column": arguments(reward_funcs=by_column),
     "lora": arguments(peft_config=LORA),
+    "lora-on-the-embedding": arguments(
+        peft_config=LoraConfig(r=4, target_modules=["embed_tokens"], task_type="CAUSAL_LM")
+    ),
     "lora-kl": Case({"beta": 0.1}, {"peft_config": LORA}),
     "lora-checkpointing": Case({"gradient_checkpointing": True}, {"peft_config": LORA}),
     "own-adapter": arguments(model=adapted),

@@ -44,7 +44,7 @@ def batches(draw: st.DrawFn) -> Batch:
     return batch_of(prompts, [draw(lengths) for _ in prompts])
 
 
-@pytest.fixture(scope="module", params=["tiny_llama", "tiny_qwen"])
+@pytest.fixture(scope="module", params=["tiny_llama", "tiny_qwen", "tiny_tied"])
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     path: Path = request.getfixturevalue(request.param)
     return AutoModelForCausalLM.from_pretrained(path)
