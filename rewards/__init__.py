@@ -34,6 +34,7 @@ from rewards.grading import (
 )
 from rewards.hacking import hacking_signs
 from rewards.length import completion_length, reasoning_length
+from rewards.redact import redact
 from rewards.remote import Worker, load_remote
 
 __all__ = [
@@ -174,7 +175,7 @@ def _split(spec: Spec) -> tuple[str, dict[str, Any]]:
         if isinstance(name, str) and (parameters is None or isinstance(parameters, Mapping)):
             return name, dict(parameters or {})
     expected = "a name or {name: {parameter: value}}"
-    raise RewardSpecError(f"write a reward as {expected}, not {spec!r}")
+    raise RewardSpecError(f"write a reward as {expected}, not {redact(spec)!r}")
 
 
 def _built_in(name: str) -> Function:
@@ -249,7 +250,8 @@ def _check_parameters(name: str, reward: Function, parameters: dict[str, Any]) -
             takes = ", ".join(sorted(known)) or "none"
             raise RewardSpecError(f"reward {name!r} has no parameter {key!r}; it takes: {takes}")
         if _is_number(known[key]) and not _is_number(value):
-            raise RewardSpecError(f"reward {name!r}: {key} must be a number, not {value!r}")
+            shown = redact(value, key)
+            raise RewardSpecError(f"reward {name!r}: {key} must be a number, not {shown!r}")
 
 
 def _is_number(value: object) -> bool:

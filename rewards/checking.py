@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from rewards.completions import Scores, prompt_text, text_of
 from rewards.errors import RewardError, RewardSpecError, escaped, one_line
 from rewards.logs import Logs
+from rewards.redact import redact_text
 
 # Arguments that TRL passes on every call, besides the data set columns.
 PASSED_BY_TRL = (
@@ -51,12 +52,18 @@ def check_signature(name: str, reward: Any, columns: Sequence[str]) -> None:
     """
     passed = [*PASSED_BY_TRL, *(column for column in columns if column not in _NOT_PASSED)]
     try:
-        inspect.signature(reward).bind(**dict.fromkeys(passed))
+        signature = inspect.signature(reward)
+        signature.bind(**dict.fromkeys(passed))
     except (TypeError, ValueError) as error:
         fix = "write it as a def, and end its parameters with **kwargs"
         if "missing" in str(error):
             fix = f"the data set has no such column; rewards are called with: {', '.join(passed)}"
         raise RewardSpecError(f"reward {name!r}: {error}: {fix}") from error
+    # A config could name `transformers:pipeline` to download code and run it.
+    if signature.parameters.keys().isdisjoint(PASSED_BY_TRL):
+        raise RewardSpecError(
+            f"reward {name!r} scores no completions: name one of its parameters `completions`"
+        )
 
 
 class About(NamedTuple):
@@ -197,7 +204,7 @@ def _score(value: Any) -> float | None:
 def _own_trace(error: BaseException) -> str:
     trace = traceback.TracebackException.from_exception(error)
     trace.stack[:] = [frame for frame in trace.stack if frame.filename not in OWN_FILES]
-    return escaped("".join(trace.format()))
+    return escaped(redact_text("".join(trace.format())))
 
 
 def _shown(value: Any) -> str:

@@ -2,6 +2,8 @@
 
 import traceback
 
+from rewards.redact import redact_text
+
 MAX_LINE_CHARS = 400
 
 
@@ -29,7 +31,7 @@ def one_line(problem: BaseException | str) -> str:
     'ValueError: two lines'
     """
     lines = [problem] if isinstance(problem, str) else traceback.format_exception_only(problem)
-    text = " ".join("".join(lines).split())
+    text = redact_text(" ".join("".join(lines).split()))
     text = text if len(text) <= MAX_LINE_CHARS else f"{text[:MAX_LINE_CHARS]}..."
     return escaped(text)
 

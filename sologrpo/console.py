@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.segment import Segment
 
 from rewards.errors import escaped
+from rewards.redact import redact_text
 
 
 class Terminal(Console):
@@ -62,7 +63,7 @@ class _Formatter(logging.Formatter):
 
 def print_warning(console: Console, text: str) -> None:
     """Print one line that begins with `warning`."""
-    print_line(console, f"warning  {text}", "yellow")
+    print_line(console, f"warning  {redact_text(text)}", "yellow")
 
 
 def duration(seconds: float) -> str:

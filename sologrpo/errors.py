@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 
 from rewards import RewardError, RewardSpecError
 from rewards.errors import escaped
+from rewards.redact import redact_text
 from sologrpo.startup import STOPPED, stopped_by
 
 # A full disk raises an OSError with one of these numbers in Python, and another error with such a
@@ -72,12 +73,12 @@ def first_line(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Put a text on one line, with its control and invisible characters escaped.
+    """Put a text on one line, with secrets hidden, and control and invisible characters escaped.
 
     >>> printable("no file \\x1b[2J\\nin sight")
     'no file \\\\x1b[2J in sight'
     """
-    return escaped(" ".join(text.splitlines()))
+    return escaped(redact_text(" ".join(text.splitlines())))
 
 
 def cannot_write(error: BaseException) -> str | None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -17,6 +18,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, TypeAdapter
 from pydantic import ValidationError as Deviation
 
+from rewards.redact import redact
 from sologrpo.errors import LIBRARY_ERRORS, InputError
 
 T = TypeVar("T")
@@ -95,14 +97,16 @@ def _describe(deviation: Deviation, value: Any) -> str:
         return f"{name}missing"
     if first["type"] == "extra_forbidden":
         return f"{name}unknown key"
+    given = shown(redact(first["input"], str(key[-1]) if key else ""))
     if first["type"] == "value_error":
-        return name + first["msg"].removeprefix("Value error, ")
+        problem: str = first["msg"].removeprefix("Value error, ")
+        return name + problem.replace(shown(first["input"]), given)
     messages = [first["msg"], *(error["msg"] for error in others if _key(error, value) == key)]
     texts = dict.fromkeys(re.sub(r"^\w+ should (be|have) ", "", text) for text in messages)
     expected = " or ".join(texts)
     if first["type"] in ("model_type", "dict_type"):
         expected = "key: value pairs"
-    return f"{name}{shown(first['input'])}; expected {expected}"
+    return f"{name}{given}; expected {expected}"
 
 
 def _key(error: Any, value: Any) -> list[int | str]:
@@ -231,7 +235,8 @@ def read_yaml(path: Path, schema: type[T]) -> T:
             repeats a value by an alias, or deviates.
     """
     text = read_text(path)
-    return parse(schema, _parsed(lambda: yaml.load(text, _Loader), "YAML", path), path)
+    # Of a text, PyYAML would quote lines in its errors, which may hold a secret.
+    return parse(schema, _parsed(lambda: yaml.load(StringIO(text), _Loader), "YAML", path), path)
 
 
 def _parsed(load: Callable[[], Any], language: str, where: str | Path) -> Any:
@@ -240,7 +245,7 @@ def _parsed(load: Callable[[], Any], language: str, where: str | Path) -> Any:
     except RecursionError as error:
         raise InputError(f"{where}: nested too deeply") from error
     except (yaml.YAMLError, *LIBRARY_ERRORS) as error:
-        problem = " ".join(str(error).replace('in "<unicode string>", ', "").split())
+        problem = " ".join(str(error).replace('in "<file>", ', "").split())
         raise InputError(f"{where} is not valid {language}: {problem}") from error
 
 

@@ -18,12 +18,12 @@ from unicodedata import category
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
+from rewards.redact import redact
 from sologrpo.errors import InputError
 from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.schema import STRICT, as_number, one_of, parse, parse_json, shown
 
 LONGEST_NAME = 255  # bytes of a name in a path, on Linux
-CREDENTIALS = re.compile(r"://[^/\s]*@")
 
 
 def between(low: float, high: float) -> FieldInfo:
@@ -41,12 +41,17 @@ SEED, PORT = between(0, 2**32 - 1), between(1, 2**16 - 1)  # of numpy; of TCP
 
 def text(value: str) -> str:
     """Return a name or a path, or raise a ValueError that shows the problem."""
-    if CREDENTIALS.search(free_text(value)):
-        raise ValueError("holds credentials, which would be recorded: leave them out")
-    if not value.strip() or "\n" in value:
+    if not free_text(value).strip() or "\n" in value:
         raise ValueError(f"{shown(value)}; expected a name, or leave it out")
     if max(len(part.encode()) for part in value.split("/")) > LONGEST_NAME:
         raise ValueError(f"{shown(value)}; expected at most {LONGEST_NAME} bytes per name")
+    return value
+
+
+def public(value: Any) -> Any:
+    """Return a value, or raise a ValueError for a secret in it."""
+    if redact(value) != value:
+        raise ValueError("holds credentials, which would be recorded: leave them out")
     return value
 
 
@@ -86,8 +91,11 @@ STRATEGY = Annotated[Literal["no", "steps", "epoch"], BeforeValidator(_no_as_tex
 # What a type hint cannot say, by key: limits of its numbers, `free_text`, or another hint.
 RULES: dict[str, Any] = {
     # Ours.
-    **dict.fromkeys(("rewards", "worked_examples"), UNCHECKED),
+    "rewards": UNCHECKED,
+    "worked_examples": Annotated[Any, AfterValidator(public)],  # its reader checks the rest
     "system_prompt": free_text,
+    # These may hold a secret.
+    **dict.fromkeys(("hub_token", "vllm_server_base_url"), Annotated[str, AfterValidator(text)]),
     **dict.fromkeys(("max_train_examples", "max_prompt_tokens", "train_token_budget",
                      "sampling_token_budget", "limit", "parity_problems"), POSITIVE),
     "max_kl": RATIO,
@@ -123,7 +131,6 @@ RULES: dict[str, Any] = {
     "vllm_model_impl": Literal["vllm", "transformers"],
     "vllm_importance_sampling_mode": Literal[
         "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
-    "vllm_server_base_url": free_text,
     "vllm_structured_outputs_regex": free_text,
     **dict.fromkeys(("vllm_server_port", "vllm_group_port"), PORT),
     "vllm_gpu_memory_utilization": PART,
@@ -143,6 +150,8 @@ RULES: dict[str, Any] = {
     **dict.fromkeys(("torch_empty_cache_steps", "eval_accumulation_steps", "ddp_timeout",
                      "dataloader_prefetch_factor", "ddp_bucket_cap_mb"), POSITIVE),
     "dataloader_num_workers": between(0, 256),
+    # The others start Python in the current folder, and import its `multiprocessing.py`.
+    "dataloader_multiprocessing_context": Literal["fork"],
     "remove_unused_columns": Literal[False],  # rewards take the columns
     # A run with LoRA has no reference model to update: TRL 1.16.0, grpo_trainer.py:1197-1204.
     "sync_ref_model": Literal[False],
@@ -241,7 +250,8 @@ def _limited(hint: Any, rule: Any) -> Any:
     if kind is int:
         return Annotated[int, rule or COUNT]
     if kind is str:
-        return Annotated[str, AfterValidator(free_text if rule is free_text else text)]
+        check = free_text if rule is free_text else text
+        return Annotated[str, AfterValidator(check), AfterValidator(public)]
     if kind is list:
         (entry,) = get_args(hint)
         entries: Any = list.__class_getitem__(_limited(entry, rule))

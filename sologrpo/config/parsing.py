@@ -8,37 +8,28 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator
 from trl import ModelConfig, TrlParser
 
 from rewards import OF_ANY_FORMAT, OF_ONE_FORMAT, make_importable, name_of_spec
 from rewards.logs import RESERVED_COLUMNS
+from rewards.redact import HIDDEN, count_redacted, redact, redact_text
 from sologrpo.command_line import Parser
 from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
-from sologrpo.config.checks import CREDENTIALS, check_settings, free_text
+from sologrpo.config.checks import check_settings
 from sologrpo.errors import InputError, refusing
 from sologrpo.files import find_config
 from sologrpo.forgiving import take_option
 from sologrpo.prompts import PROMPT_FORMATS
-from sologrpo.schema import parse, read_yaml, shown
+from sologrpo.schema import read_yaml
 
 CONFIG_CLASSES = (RunArguments, SoloGRPOConfig, ModelConfig)
 # Origins of a setting, besides a config file.
 COMMAND_LINE, PROJECT = "command line", "SoloGRPO"
 
-
-def _variable_name(name: str) -> str:
-    if not re.fullmatch(r"\w+", name):
-        raise ValueError(f"{shown(name)}; expected a name of letters, digits and underscores")
-    return name
-
-
-# What `env` in a config file may hold.
-VariableName = Annotated[str, AfterValidator(_variable_name)]
-Variable = Annotated[str, AfterValidator(free_text)] | bool | int | float
 
 # Names from other trainers and older versions of TRL, and what to write instead.
 RENAMED: dict[str, str] = {
@@ -112,7 +103,7 @@ def parse_config(
         parser.set_defaults_with_config(**_read_config(path, parser))
     with refusing():
         run_args, trainer_args, model_args = parser.parse(args)
-    _hide_secrets(trainer_args)
+    _hide_secrets(run_args, trainer_args, model_args)
     _as_names(model_args)
     _resolve_rewards(run_args)
     _cross_check(run_args, trainer_args, model_args)
@@ -144,41 +135,34 @@ def _split_config(argv: Sequence[str] | None) -> tuple[Path | None, list[str]]:
 
 
 def _read_config(path: Path, parser: CheckedParser) -> dict[str, Any]:
-    """Read a config file, and set the environment variables in it."""
     content = read_yaml(path, dict[str, Any])
-    variables = parse(dict[VariableName, Variable], content.pop("env", {}), f"{path}: env")
-    parser.check_keys(content)
-    if content.pop("trust_remote_code", False) is not False:
+    if "env" in content:  # some variables let every Python process that is started run code
         raise InputError(
-            f"{path}: trust_remote_code lets a model's repository run code here, and is not taken "
-            "from a file: leave it out, and add --trust_remote_code to the command"
+            f"{path}: env is not taken from a file: write NAME=VALUE before the command"
         )
-    checked = check_settings(content, path, *CONFIG_CLASSES)
-    os.environ.update({name: str(value) for name, value in variables.items()})
-    return checked
+    parser.check_keys(content)
+    kernel = "/" in str(content.get("attn_implementation"))
+    trusted = content.pop("trust_remote_code", False) is not False
+    for key, is_code in (("trust_remote_code", trusted), ("attn_implementation", kernel)):
+        if is_code:
+            raise InputError(
+                f"{path}: {key} lets code from the Hub run here, and is not taken from a file: "
+                f"leave it out, and add --{key} to the command"
+            )
+    return check_settings(content, path, *CONFIG_CLASSES)
 
 
-def _hide_secrets(args: SoloGRPOConfig) -> None:
-    """Move the Hub's token to the environment, and hide the credentials of a URL.
-
-    Checkpoints hold the settings, and W&B uploads the command line.
-    """
+def _hide_secrets(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> None:
+    """Move the Hub's token to the environment, and hide secrets in what W&B uploads."""
+    for key, value in (vars(run) | vars(args) | vars(model)).items():
+        if count_redacted(value):  # in what was copied from the config.yaml of a run
+            raise InputError(
+                f"{key} holds {HIDDEN}, which stands for a secret that is not recorded: give {key} "
+                "again, in the config or on the command line"
+            )
     if args.hub_token is not None:
         os.environ["HF_TOKEN"], args.hub_token = args.hub_token, None
-    for i, arg in reversed(list(enumerate(sys.argv))):
-        if arg.replace("-", "_").startswith("__hub_token"):
-            del sys.argv[i : i + (1 if "=" in arg else 2)]
-        else:
-            sys.argv[i] = without_credentials(arg)
-
-
-def without_credentials(text: str) -> str:
-    """Remove user and password from a URL.
-
-    >>> without_credentials("http://me:secret@host:8000/v1"), without_credentials("a@b")
-    ('http://host:8000/v1', 'a@b')
-    """
-    return CREDENTIALS.sub("://", text)
+    sys.argv[1:] = [redact(redact_text(arg), before) for before, arg in pairwise(sys.argv)]
 
 
 def _as_names(model: ModelConfig) -> None:

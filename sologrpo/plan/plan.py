@@ -13,6 +13,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
 
+from rewards.redact import redact
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import COMMAND_LINE, PROJECT, origins
 from sologrpo.config.schedule import (
@@ -181,7 +182,7 @@ def _plan_lines(
                     f"({size.trainable / size.total:.1%}), {gibibytes(size.adapter_bytes)} with "
                     "gradient and optimizer"),
         ("data", f"{run.dataset_name}: {len(lengths)} prompts, {describe_lengths(lengths)}"),
-        ("rewards", ", ".join(str(reward) for reward in run.rewards)),
+        ("rewards", ", ".join(str(reward) for reward in redact(run.rewards))),
         ("batch", batch_arithmetic(args)),
         *([("tokens", computed)] if kernels.packs else []),
         ("memory", f"about {gibibytes(peak)}{needs.overhead}, {gibibytes(needs.free_memory)} free: "
@@ -219,7 +220,7 @@ def _shortages(needs: _Needs, args: SoloGRPOConfig, model: ModelConfig) -> Itera
 
 def _setting_lines(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> str:
     """List the settings that are not TRL's defaults: key, value, origin."""
-    values = resolved_config(run, args, model)  # with tokens masked
+    values = resolved_config(run, args, model)  # with secrets hidden
     found = [item for item in origins().items() if item[0] in values]
     width = max(len(key) for key, _ in found)
     lines = [

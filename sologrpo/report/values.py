@@ -1,11 +1,11 @@
 """Read what is there, choose what fits on a page, and format values for it."""
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rewards.redact import redact
 from sologrpo.errors import InputError
 
 T = TypeVar("T")
@@ -13,8 +13,6 @@ Record = dict[str, Any]
 Rows = list[tuple[str, str]]
 
 MAX_TEXT_CHARS = 20_000  # of one prompt or completion, so that a runaway one stays readable
-SECRET_KEYS = {"hub_token", "push_to_hub_token"}  # reports are passed on
-URL_PASSWORD = re.compile(r"(?<=://)[^/\s@]+@")
 
 
 def read_or_note(read: Callable[[Path], T], path: Path, missing: T, notes: list[str]) -> T:
@@ -55,17 +53,15 @@ def flatten(record: Record, prefix: str = "") -> Rows:
 
     Example:
         >>> flatten({"packages": {"trl": "1.16.0"}, "hub_token": "hf_x"})
-        [('packages.trl', '1.16.0'), ('hub_token', '(hidden)')]
+        [('packages.trl', '1.16.0'), ('hub_token', '***')]
     """
     rows: Rows = []
-    for key, value in record.items():
+    for key, value in redact(record).items():
         if isinstance(value, dict) and value:
             rows += flatten(value, f"{prefix}{key}.")
-        elif key in SECRET_KEYS and value:
-            rows.append((f"{prefix}{key}", "(hidden)"))
         else:
             text = value if isinstance(value, str) else json.dumps(value, default=str)
-            rows.append((f"{prefix}{key}", URL_PASSWORD.sub("(hidden)@", shorten(text))))
+            rows.append((f"{prefix}{key}", shorten(text)))
     return rows
 
 

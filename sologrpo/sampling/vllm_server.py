@@ -16,7 +16,7 @@ import torch
 from peft import PeftModel
 from trl.generation.vllm_client import VLLMClient
 
-from sologrpo.config.parsing import without_credentials
+from rewards.redact import redact_text
 from sologrpo.errors import InputError, RunError, first_line
 from sologrpo.sampling.vllm_engine import lora_settings, save_adapter_files
 
@@ -52,7 +52,7 @@ class AdapterServer(VLLMClient):  # type: ignore[misc]
     """
 
     def __init__(self, base_url: str, group_port: int = 0, connection_timeout: float = 0.0) -> None:
-        self._name = f"the vLLM server at {without_credentials(base_url)}"
+        self._name = f"the vLLM server at {redact_text(base_url)}"
         try:
             super().__init__(base_url=base_url, connection_timeout=connection_timeout)
         except (OSError, ValueError, LookupError, RunError) as error:

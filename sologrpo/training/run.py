@@ -13,8 +13,8 @@ from transformers import (
 from trl import GRPOTrainer, ModelConfig, get_peft_config
 
 from rewards import Reward
+from rewards.redact import redact
 from sologrpo.config import RunArguments, SoloGRPOConfig
-from sologrpo.config.parsing import without_credentials
 from sologrpo.console import Terminal
 from sologrpo.errors import RunError, refusing
 from sologrpo.training.callbacks import ConsoleLog, MetricsFile, ValidateAtEnd
@@ -81,8 +81,7 @@ def build_trainer(
             ],
         )
     for kept in (args, trainer.args):  # the client has the credentials; checkpoints and W&B do not
-        if kept.vllm_server_base_url:
-            kept.vllm_server_base_url = without_credentials(kept.vllm_server_base_url)
+        kept.__dict__.update(redact(vars(kept)))
     trainer.remove_callback(PrinterCallback)  # prints each log as a dictionary
     trainer.remove_callback(ProgressCallback)
     return trainer

@@ -19,8 +19,8 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 from trl import ModelConfig
 
+from rewards.redact import count_redacted, redact
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
-from sologrpo.config.parsing import without_credentials
 from sologrpo.environment import RunEnvironment, environment
 from sologrpo.errors import InputError, printable
 from sologrpo.files import (
@@ -232,7 +232,7 @@ def _check_can_resume(
             f"{now.dtype} on this machine: add --dtype {before.dtype}, or give another "
             "--output_dir"
         )
-    _check_settings(saved, settings, step)
+    _check_settings(saved, settings, step, accept_changes)
     return _check_fingerprints(before, now, step, accept_changes)
 
 
@@ -244,7 +244,9 @@ def _read_settings(directory: Path, now: Mapping[str, Any]) -> dict[str, Any]:
     return before
 
 
-def _check_settings(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> None:
+def _check_settings(
+    before: Mapping[str, Any], now: Mapping[str, Any], step: int, accept_changes: bool
+) -> None:
     compared = sorted(key for key in before.keys() & now.keys() if not key.startswith(FREE))
     changed = [key for key in compared if before[key] != now[key]]
     refused = [key for key in changed if key.startswith(FIXED)]
@@ -252,6 +254,12 @@ def _check_settings(before: Mapping[str, Any], now: Mapping[str, Any], step: int
         were = ", ".join(f"{key} {_one_line(before[key])}" for key in refused)
         raise InputError(
             f"--resume: the run was started with {were}: give the same, or another --output_dir"
+        )
+    lacking = [key for key in changed if count_redacted(before[key]) > count_redacted(now[key])]
+    if lacking and not accept_changes:
+        raise InputError(
+            f"--resume: {lacking[0]} held a secret, which is not recorded and not given now: give "
+            "it again, or add --accept_changes to continue without it"
         )
     if changed:
         differ = (f"{key} {_one_line(before[key])} -> {_one_line(now[key])}" for key in changed)
@@ -315,15 +323,14 @@ def _print(line: str) -> None:
 
 
 def resolved_config(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> dict[str, Any]:
-    """Collect every setting with its value, as plain YAML types; tokens masked.
+    """Collect every setting with its value, as plain YAML types; secrets hidden.
 
     Args:
         run: our settings.
         args: TRL's and those of our trainer.
         model: TRL's, of the model.
     """
-    merged = {**vars(run), **args.to_dict(), **vars(model)}
+    merged = {**vars(run), **args.to_dict(), **vars(model), "hub_token": None}  # in HF_TOKEN
     public = {key: value for key, value in merged.items() if not key.startswith("_")}
     plain: dict[str, Any] = json.loads(json.dumps(public, default=str))  # enumerations by value
-    return {key: without_credentials(value) if isinstance(value, str) else value
-            for key, value in plain.items()}  # fmt: skip
+    return {key: redact(value, key) for key, value in plain.items()}

@@ -51,7 +51,7 @@ def prepare_trackers(args: SoloGRPOConfig, console: Console) -> None:
         return
     if os.environ.get("WANDB_MODE", "online") != "online":
         return
-    command = [sys.executable, "-c", PROBE]
+    command = [sys.executable, "-P", "-c", PROBE]  # nothing of the current folder
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,

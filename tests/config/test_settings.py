@@ -54,7 +54,9 @@ def bad_values(key: str) -> Iterator[Any]:
     elif {str, list[str]} & hint:
         yield from (5, 1.5, {"a": 1}, "a\0b", "\x1b[31m", "\udc80", [""])
         if rule is not free_text:
-            yield from ("", " ", "a\nb", "x" * 256, "https://me:secret@host/a")
+            yield from ("", " ", "a\nb", "x" * 256)
+        if rule is None:
+            yield from ("https://me:secret@host/a", "sk-12345678901234567890")
     if any(isinstance(part, type) and issubclass(part, Enum) for part in hint):
         yield "nothing"
 
@@ -260,10 +262,9 @@ def test_a_bad_value_on_the_command_line_is_refused(arguments: str, says: str) -
         ("seed: true", "seed: True; expected"),
         ("trust_remote_code: true", "add --trust_remote_code to the command"),
         ("env: 5", "env"),
-        ("env: {'': 1}", "expected a name"),
-        ("env: {A=B: 1}", "expected a name"),
-        ("env: {A: [1]}", "env: A"),
-        ('env: {A: "a\\0b"}', "control characters"),
+        ("env: {}", "env is not taken from a file: write NAME=VALUE before the command"),
+        ("env: {HF_HUB_OFFLINE: 1}", "env"),
+        ("attn_implementation: someone/kernel", "add --attn_implementation to the command"),
         ("lerning_rate: 1", "did you mean 'learning_rate'"),
         ("no_load_in_4bit: true", "no_load_in_4bit"),
     ],
@@ -283,5 +284,5 @@ def test_credentials_of_a_url_are_not_recorded() -> None:
     parsed_settings = parse_config(["--config", "quickstart", "--vllm_server_base_url", url])
     assert parsed_settings[1].vllm_server_base_url == url
     recorded = resolved_config(*parsed_settings)
-    assert recorded["vllm_server_base_url"] == "http://host:8000"
+    assert recorded["vllm_server_base_url"] == "http://***@host:8000"
     assert "secret" not in json.dumps(recorded)

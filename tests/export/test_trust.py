@@ -4,13 +4,20 @@ import ast
 import json
 import os
 import shutil
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from scripts import exit_code, load_script, printed_by
-from server import Server
+from rewards import RewardSpecError, load_rewards
+from scripts import exit_code, load_script, printed_by, refusal, run_here
+from server import Ended, Server
+from sologrpo.config.checks import check_settings
+from sologrpo.config.parsing import CONFIG_CLASSES
 from tiny import ROOT, rows, tiny_config, write_rows
 
 TOKENS = {
@@ -53,6 +60,140 @@ def test_no_token_is_written_or_printed(
         assert token not in printed
         holding = [str(path) for path, content in files.items() if token.encode() in content]
         assert holding == []
+
+
+PASSWORD, TOKEN, BEARER, USER = (
+    "hunter2-planted",
+    "hf_" + "Planted1" * 4,
+    "p1anted-bearer",
+    "me:pw1",
+)
+JUDGE = """
+calls = []
+def judge(completions, api_key="", headers=None, fails=False, **kwargs):
+    assert api_key == "hunter2-planted", api_key
+    if fails:
+        raise ValueError(f"refused: {dict(api_key=api_key)} {headers}, http://{'me:pw1'}@host")
+    return [len(completion[0]["content"]) for completion in completions]
+"""
+
+
+@pytest.fixture
+def secretive(tmp_path: Path, tiny_llama: Path, tiny_data: Path) -> dict[str, Any]:
+    """Settings with secrets, and the reward that needs one."""
+    (tmp_path / "my_judge.py").write_text(JUDGE)
+    headers = {"Authorization": BEARER, "X": f"Bearer {BEARER}"}
+    rewards = ["strict_format", {"my_judge:judge": {"api_key": PASSWORD, "headers": headers}}]
+    return tiny_config(tiny_llama, tiny_data, tmp_path / "run") | {
+        "rewards": rewards, "model_init_kwargs": {"token": TOKEN}, "save_steps": 1,
+        "vllm_server_base_url": f"http://{USER}@host:8000",
+    }  # fmt: skip
+
+
+def leaks(text: str) -> list[str]:
+    return [secret for secret in (PASSWORD, TOKEN, BEARER, USER) if secret in text]
+
+
+def test_a_secret_in_a_setting_is_used_and_nowhere_to_be_found(
+    server: Server, tmp_path: Path, secretive: dict[str, Any]
+) -> None:
+    config, run = tmp_path / "c.yaml", tmp_path / "run"
+    config.write_text(yaml.safe_dump(secretive))
+    wandb = {"WANDB_MODE": "offline", "WANDB_DIR": str(run)}
+    plan = server.run_command("train", "--config", config, "--dry_run", cwd=tmp_path)
+    more = ("--report_to", "wandb", "--hub_token", ARGUMENT)
+    trained = server.run_command(
+        "train", "--config", config, *more, cwd=tmp_path, environment=wandb
+    )
+    page = server.run_command("report", "run", cwd=tmp_path)
+    for ended in (plan, trained, page):
+        assert ended.code == 0, ended
+        assert not leaks(ended.out + ended.err)
+    assert "{'my_judge:judge': {'api_key': '***'" in plan.out
+    tables = [str(pq.read_table(path).to_pydict()) for path in run.rglob("*.parquet")]
+    files = all_bytes(run)
+    assert tables
+    assert any(path.suffix == ".wandb" for path in files)
+    for text in [*tables, *(content.decode("utf-8", "replace") for content in files.values())]:
+        assert not leaks(text)
+        assert ARGUMENT not in text
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    assert saved["rewards"][1]["my_judge:judge"]["api_key"] == "***"
+    assert saved["model_init_kwargs"] == {"token": "***"}
+    assert saved["vllm_server_base_url"] == "http://***@host:8000"
+    assert "***" in (run / "report.html").read_text()
+
+
+def test_a_resumed_run_asks_for_its_secrets(
+    server: Server, tmp_path: Path, secretive: dict[str, Any]
+) -> None:
+    config = tmp_path / "c.yaml"
+
+    def train(settings: dict[str, Any], *more: object) -> Ended:
+        config.write_text(yaml.safe_dump(settings))
+        return server.run_command("train", "--config", config, *more, cwd=tmp_path)
+
+    assert train(secretive).code == 0
+    saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    copied = train({key: saved[key] for key in secretive}, "--resume")
+    assert copied.code == 2
+    assert copied.err.startswith("error: rewards holds ***, which stands for a secret")
+    without = secretive | {"model_init_kwargs": None}
+    forgotten = train(without, "--resume")
+    assert forgotten.code == 2
+    assert forgotten.err.startswith("error: --resume: model_init_kwargs held a secret, which is")
+    assert copied.err.count("\n") == forgotten.err.count("\n") == 1
+    # Another token, and a URL without its password in the config but on the command line.
+    given = {"model_init_kwargs": {"token": TOKEN[::-1]}, "vllm_server_base_url": "http://***@h:1"}
+    url = ("--vllm_server_base_url", f"http://{USER}2@host:8000")
+    again = train(secretive | given, "--resume", *url)
+    assert again.code == 0, again
+    assert "settings changed" not in again.err
+    dropped = train(without, "--resume", "--accept_changes", "--max_steps", 3)
+    assert dropped.code == 0, dropped
+    assert "model_init_kwargs {'token': '***'} -> None" in dropped.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"rewards: [{{a: {{api_key: {PASSWORD}}}, b: 1}}]",
+        f"rewards: [strict_format, {{completion_length: {{api_key: {PASSWORD}}}}}]",
+        f"rewards: [{{api_key: {PASSWORD} ]",
+        f"hub_token: [{PASSWORD}]",
+        f'hub_token: "{PASSWORD}\\n"',
+        f"hub_token: '{PASSWORD}' '",
+        f"model_init_kwargs: [{{token: {PASSWORD}}}]",
+        f'model_init_kwargs: \'{{"token": "{PASSWORD}"\'',
+        f"generation_kwargs: {{password: {PASSWORD}}}",
+        f"run_name: {TOKEN}",
+        f"system_prompt: Send {TOKEN}",
+        f"output_dir: https://{USER}@host",
+        f"worked_examples: [{{question: {TOKEN}, thinking: a, answer: b}}]",
+        f"vllm_server_base_url: 'http://{USER}@host\a'",
+    ],
+)
+def test_an_error_quotes_no_secret(tmp_path: Path, tiny_llama: Path, tiny_data: Path, text: str,
+                                   capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    settings = tiny_config(tiny_llama, tiny_data, tmp_path / "run")
+    settings.pop(text.partition(":")[0], None)
+    config = tmp_path / "c.yaml"
+    config.write_text(f"{yaml.safe_dump(settings)}{text}\n")
+    printed = printed_by(load_script("train"), capfd, "--config", config, "--dry_run")
+    assert printed.code == 2
+    assert not leaks(printed + printed.stdout)
+
+
+@pytest.mark.parametrize("command", [("train",), ("rewards", "check")])
+def test_a_reward_that_quotes_its_secret(
+    server: Server, tmp_path: Path, secretive: dict[str, Any], command: tuple[str]
+) -> None:
+    secretive["rewards"][1]["my_judge:judge"]["fails"] = True
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(secretive))
+    ended = server.run_command(*command, "--config", "c.yaml", cwd=tmp_path)
+    assert ended.code == 1
+    assert "refused: {'api_key': '***'}" in ended.out + ended.err
+    assert not leaks(ended.out + ended.err)
 
 
 def test_names_in_the_data_never_become_paths(
@@ -288,3 +429,193 @@ def test_labels_are_one_safe_name(
     assert "--label" in printed or "label" in printed
     assert "\x1b" not in printed
     assert not (there / "eval").exists()
+
+
+# -- what a config may not do ----------------------------------------------------------------------
+
+# Nothing but Python's own library: a child of Python imports a browser that is a shell.
+VARIABLES = {
+    "PYTHONWARNINGS": "all:0:antigravity.x:0:0",
+    "BROWSER": '/bin/sh -c "touch owned" #%s',
+}
+CODE = (
+    "{{ ''.__class__.__mro__[1].__subclasses__() }} $(touch owned) | touch owned; "
+    "__import__('os').system('touch owned')"
+)
+KEYS = [field.name for group in CONFIG_CLASSES for field in fields(group)]
+CONFIG_COMMANDS = {
+    "train": ("train", "--dry_run"), "check": ("rewards", "check"), "resume": ("train", "--resume"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def settings(tiny_llama: Path, tiny_data: Path, tmp_path: Path) -> dict[str, Any]:
+    return tiny_config(tiny_llama, tiny_data, tmp_path / "run") | {"rewards": ["strict_format"]}
+
+
+def written(config: Path, settings: dict[str, Any]) -> Path:
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return config
+
+
+def assert_refused(ended: Ended, folder: Path) -> None:
+    assert ended.code == 2, ended
+    assert ended.err.count("\n") == 1
+    assert not list(folder.rglob("owned"))
+
+
+@pytest.mark.parametrize("command", CONFIG_COMMANDS)
+@pytest.mark.parametrize(
+    "more", [{"rewards": ["strict_format", "json:dumps"]}, {"report_to": "wandb"}]
+)
+@pytest.mark.parametrize("place", ["mine", "downloaded"])
+def test_a_config_sets_no_environment_variables(
+    server: Server, tmp_path: Path, settings: dict[str, Any], command: str, more: dict[str, Any],
+    place: str,
+) -> None:  # fmt: skip
+    config = written(tmp_path / place / "config.yaml", settings | {"env": VARIABLES} | more)
+    if place == "downloaded":
+        (config.parent / "environment.json").touch()
+    names = dict.fromkeys(VARIABLES) | {"WANDB_MODE": None}
+    ended = server.run_command(
+        *CONFIG_COMMANDS[command], "--config", config, cwd=tmp_path, environment=names
+    )
+    assert_refused(ended, tmp_path)
+    assert "env is not taken from a file" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("report_to", "wandb"), ("dataloader_multiprocessing_context", "spawn")],
+)
+def test_no_module_of_the_current_folder_is_imported(
+    server: Server, tmp_path: Path, settings: dict[str, Any], key: str, value: str
+) -> None:
+    for name in ("wandb", "multiprocessing", "json", "random", "torch", "pip"):
+        (tmp_path / f"{name}.py").write_text("open('owned', 'w')\n")
+    config = written(tmp_path / "c.yaml", settings | {key: value, "dataloader_num_workers": 1})
+    no_login = {"WANDB_MODE": None, "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    ended = server.run_command("train", "--config", config, cwd=tmp_path, environment=no_login)
+    assert_refused(ended, tmp_path)
+
+
+def test_a_reward_of_a_library_downloads_no_code(
+    server: Server, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """`transformers:pipeline` has this form, and runs the code of a model's repository."""
+    (tmp_path / "library.py").write_text(
+        "def pipeline(task=None, model=None, trust_remote_code=None, **kwargs):\n"
+        "    open('owned', 'w')\n"
+    )
+    spec = {"library:pipeline": {"model": "someone/model", "trust_remote_code": True}}
+    config = written(tmp_path / "c.yaml", settings | {"rewards": [spec]})
+    ended = server.run_command("rewards", "check", "--config", config, cwd=tmp_path)
+    assert_refused(ended, tmp_path)
+    assert "name one of its parameters `completions`" in ended.err
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["os:system", "builtins:exec", "runpy:run_path", {"timeit:timeit": {"stmt": "open('owned')"}},
+     {"subprocess:run": {"input": "touch owned"}}, {"subprocess:getoutput": {"cmd": "touch owned"}},
+     {"torch.hub:load": {"repo_or_dir": ".", "model": "x", "source": "local"}}],
+)  # fmt: skip
+def test_what_scores_no_completions_is_no_reward(spec: Any) -> None:
+    with pytest.raises(RewardSpecError):
+        load_rewards([spec], ["answer"])
+
+
+# Settings that take any text and are used, or not, without a complaint.
+ANY_TEXT = (
+    "dataset_config", "dataset_test_split", "hub_model_id", "hub_revision", "hub_token",
+    "label_names", "length_column_name", "include_for_metrics", "metric_for_best_model",
+    "model_revision", "optim_target_modules", "project", "resume_from_checkpoint", "run_name",
+    "system_prompt", "trackio_bucket_id", "trackio_space_id", "vllm_server_base_url",
+    "vllm_server_host", "vllm_structured_outputs_regex",
+)  # fmt: skip
+ANY_DICTIONARY = ("chat_template_kwargs", "fsdp_config", "model_init_kwargs")
+
+
+def test_code_in_all_settings_at_once_is_text(
+    server: Server, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    code = dict.fromkeys(ANY_TEXT, CODE) | {key: {"x": CODE, CODE: "x"} for key in ANY_DICTIONARY}
+    config = written(tmp_path / "c.yaml", settings | code)
+    environment = {"HF_TOKEN": None}
+    ended = server.run_command("train", "--config", config, cwd=tmp_path, environment=environment)
+    assert ended.code == 0, ended
+    assert not list(tmp_path.rglob("owned"))
+
+
+def test_code_in_a_setting_is_refused_or_text(
+    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tried = []
+    for key in sorted({*KEYS} - {*ANY_TEXT, *ANY_DICTIONARY, "output_dir"}):
+        for value in (CODE, {"x": CODE}):
+            given = {key: value}
+            if refusal(partial(check_settings, given, "", *CONFIG_CLASSES)) is None:
+                tried.append(key)
+                config = written(tmp_path / "c.yaml", settings | given)
+                assert run_here("train", "--config", config, "--dry_run").code in (0, 2), key
+    assert {"attn_implementation", "dataset_name", "rewards", "worked_examples"} <= {*tried}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml"]
+
+
+def test_a_chat_template_runs_in_a_sandbox(
+    server: Server, tmp_path: Path, settings: dict[str, Any], tiny_llama: Path
+) -> None:
+    shutil.copytree(tiny_llama, tmp_path / "model")
+    escape = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
+    (tmp_path / "model" / "chat_template.jinja").write_text(escape)
+    config = written(tmp_path / "c.yaml", settings | {"model_name_or_path": "model"})
+    ended = server.run_command("train", "--config", config, cwd=tmp_path)
+    assert_refused(ended, tmp_path)
+    assert "unsafe" in ended.err
+
+
+def with_code(value: Any) -> Any:
+    """Put code in the place of every text; what names a file or a class is one too."""
+    if isinstance(value, dict):
+        return {key: with_code(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [with_code(entry) for entry in value]
+    return CODE if isinstance(value, str) else value
+
+
+# Files by the command that reads them; those of one text are spoiled together.
+READERS = {
+    "train": ["config.yaml", "environment.json", "trainer_state.json"],
+    "evaluate": ["config.yaml", "environment.json", "adapter_config.json", "results.json"],
+    "report": ["config.yaml environment.json metrics.jsonl results.json records.jsonl"],
+}
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory, server: Server, tiny_llama: Path,
+              tiny_data: Path) -> Path:  # fmt: skip
+    """A finished run with its config next to it."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    settings = tiny_config(tiny_llama, tiny_data, Path("run"))
+    written(folder / "c.yaml", settings | {"rewards": ["strict_format"], "save_steps": 1})
+    for command in (("train", "c.yaml"), ("evaluate", "run", "--limit", 2)):
+        assert server.run_command(*command, cwd=folder).code == 0
+    return folder
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_files_of_a_run_are_never_evaluated(
+    server: Server, evaluated: Path, tmp_path: Path, command: str
+) -> None:
+    options = {"train": ("c.yaml", "--resume"), "evaluate": ("run", "--limit", 2)}
+    for names in READERS[command]:
+        shutil.copytree(evaluated, tmp_path, dirs_exist_ok=True)
+        run = tmp_path / "run"
+        for file in (file for file in run.rglob("*.*") if file.name in names.split()):
+            lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+            file.write_text("".join(json.dumps(with_code(yaml.safe_load(x))) + "\n" for x in lines))
+        ended = server.run_command(command, *options.get(command, ["run"]), cwd=tmp_path)
+        assert ended.code in (0, 2), (names, ended)
+    assert not list(tmp_path.rglob("owned"))

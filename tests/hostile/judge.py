@@ -98,7 +98,7 @@ def _output_faults(case: Case, ended: Ended) -> list[str]:
         found.append("an error line that says nothing")
     if re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\u202a-\u202e\u2066-\u2069]", text):
         found.append("control characters in the output")
-    if "hidden@" in ended.out:
+    if "hidden@" in text and "--traceback" not in case.argv:
         found.append("credentials in the output")
     return found
 

@@ -205,5 +205,5 @@ def test_only_the_client_gets_the_credentials_of_a_url(
     data = (Dataset.from_list(rows(1)), None)
     trainer = run.build_trainer(settings, None, [], data, None, Terminal())  # type: ignore[arg-type]
     assert given == ["http://me:secret@host:1"]
-    assert trainer.args.vllm_server_base_url == "http://host:1"
-    assert settings[1].vllm_server_base_url == "http://host:1"
+    assert trainer.args.vllm_server_base_url == "http://***@host:1"
+    assert settings[1].vllm_server_base_url == "http://***@host:1"

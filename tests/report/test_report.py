@@ -605,9 +605,9 @@ def test_secrets_are_hidden() -> None:
         "vllm_server_base_url": "http://me:secret@host:8000",
     }
     assert flatten(record) == [
-        ("hub_token", "(hidden)"),
-        ("model_init.push_to_hub_token", "(hidden)"),
-        ("vllm_server_base_url", "http://(hidden)@host:8000"),
+        ("hub_token", "***"),
+        ("model_init.push_to_hub_token", "***"),
+        ("vllm_server_base_url", "http://***@host:8000"),
     ]
 
 
