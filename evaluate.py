@@ -3,8 +3,7 @@
 Reads in the order that the data flows: settings -> tokenizer -> test problems -> evaluation of the
 baseline and of the trained model -> table -> export -> report.
 `--compare_precisions` evaluates the trained model in every precision instead, `--prompt_formats`
-both models under several prompts. `--regrade` judges the completions of an earlier evaluation
-again, without a model.
+both models under several prompts.
 """
 
 if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need not wait for them
@@ -13,45 +12,26 @@ if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need no
     start_script("evaluate")
 
 import sys
-from collections.abc import Sequence
 
+from sologrpo.config import parse_evaluation
 from sologrpo.console import Terminal, quiet_libraries
+from sologrpo.data import load_test_prompts
 from sologrpo.errors import one_line_errors
-from sologrpo.scoring import (
-    print_ending,
-    print_formats,
-    print_precisions,
-    print_results,
-    regrade,
-)
+from sologrpo.evaluation import evaluate_formats, evaluate_models, evaluate_precisions
+from sologrpo.export import begin_export, export_and_push
+from sologrpo.model import check_adapter, load_tokenizer
+from sologrpo.report import write_report
+from sologrpo.scoring import print_ending, print_formats, print_precisions, print_results
 from sologrpo.startup import end_imports
 
 
 @one_line_errors
 def main() -> None:
-    """Evaluate models, or judge stored completions again."""
-    arguments = sys.argv[1:]
-    if any(argument.partition("=")[0] == "--regrade" for argument in arguments):
-        end_imports()
-        regrade(arguments)
-    else:
-        evaluate(arguments)
-
-
-def evaluate(arguments: Sequence[str]) -> None:
     """Run the stages of an evaluation."""
-    # Imported here because `--regrade` does not need torch, and should not wait for it.
-    from sologrpo.config import parse_evaluation
-    from sologrpo.data import load_test_prompts
-    from sologrpo.evaluation import evaluate_formats, evaluate_models, evaluate_precisions
-    from sologrpo.export import begin_export, export_and_push
-    from sologrpo.model import check_adapter, load_tokenizer
-    from sologrpo.report import write_report
-
     end_imports()
     quiet_libraries()
     console = Terminal()
-    settings = parse_evaluation(arguments)
+    settings = parse_evaluation(sys.argv[1:])
     if settings.adapter:
         check_adapter(settings.adapter, settings.model.model_name_or_path)
     export = begin_export(settings)

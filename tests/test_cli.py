@@ -57,7 +57,6 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         (["train", "--config", "quikstart"], "qwen2.5-1.5b"),
         (["train", "--config", "quickstart", "--lerning_rate", "1"], "did you mean"),
         (["evaluate", "--rnu", "x"], "did you mean 'run'"),
-        (["evaluate", "--regrade"], "--regrade"),
         (["export", "--run", "nowhere"], "nowhere"),
         (["report", "runs/x", "--outptu", "x"], "did you mean 'output'"),
         (["doctor", "--quick"], "unknown key 'quick'"),

@@ -448,12 +448,8 @@ EVALUATION_ERRORS: dict[str, list[str]] = {
     "--model MODEL --prompt_formats xml,boxed": ["give --run runs/NAME"],
     "--run RUN --engine vllm": ["vLLM is not installed; pip install 'sologrpo[vllm]'"],
     "--run RUN --engine sglang": ["invalid choice: 'sglang'"],
-    "--run RUN --write": ["--write belongs to --regrade"],
     "--run RUN --num_sample 4": ["did you mean 'num_samples'"],
-    "--regrade nowhere.jsonl": ["no file", "nowhere.jsonl"],
-    "--regrade=nowhere.jsonl": ["no file", "nowhere.jsonl"],
-    "--regrade": ["expected one argument"],
-    "--regrade x --run RUN": ["unknown key 'run'"],
+    "--label": ["expected one argument"],
 }
 
 

@@ -78,10 +78,6 @@ class EvaluationArguments:
     temperature: float = HfArg(default=1.0, help="Temperature of those completions")
     top_p: float = HfArg(default=1.0, help="Nucleus of those completions")
     resume: bool = HfArg(default=False, help="Resume an interrupted evaluation")
-    regrade: str | None = HfArg(
-        default=None, help="Judge the completions of this records.jsonl again, without a model"
-    )
-    write: bool = HfArg(default=False, help="With regrade: write the new verdicts to the files")
     dataset_name: str | None = HfArg(default=None, help="As in training")
     dataset_config: str | None = HfArg(default=None, help="As in training")
     dataset_test_split: str | None = HfArg(default=None, help="As in training")
@@ -342,8 +338,6 @@ def _check_evaluation(args: EvaluationArguments, adapter: str | None) -> None:
             raise InputError(f"--label {args.label} is reserved: give another name")
     if not args.num_samples and (args.temperature, args.top_p) != (1.0, 1.0):
         raise InputError("temperature and top_p are for num_samples: add --num_samples 8")
-    if args.write:
-        raise InputError("--write belongs to --regrade FILE")
     if args.compare_precisions and not adapter:
         raise InputError(
             "--compare_precisions compares the precisions of an adapter: add --adapter"

@@ -1,11 +1,11 @@
 """Judge the completions of an evaluation; read and write its records and results.
 
-Imports neither torch nor a model library, so that old records can be judged again in a second.
+Imports neither torch nor a model library.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -202,37 +202,14 @@ def make_record(problem: Problem, greedy: Answer, samples: Iterable[Answer] = ()
     return Record(**dict(problem), **dict(greedy), samples=tuple(samples))
 
 
-def judge_again(record: Record) -> Record:
-    """Judge the stored completions of a record with the present judge."""
-
-    def again(answer: Answer) -> Answer:
-        return judge_answer(
-            answer.completion, answer.completion_tokens, answer.stop_reason,
-            record.gold, record.prompt_format,
-        )  # fmt: skip
-
-    problem = Problem(**{name: getattr(record, name) for name in Problem.model_fields})
-    return make_record(problem, again(record), map(again, record.samples))
-
-
 # -- files ---------------------------------------------------------------------------------------
 
 
 def write_evaluated(folder: Path, evaluated: Evaluated) -> None:
     """Write `records.jsonl` and `results.json` of an evaluation."""
-    write_records(folder / RECORDS, evaluated.records)
-    write_results(folder / RESULTS, evaluated.results)
-
-
-def write_records(path: Path, records: Sequence[Record]) -> None:
-    """Write records, one line each."""
-    lines = (json.dumps(record.model_dump(), ensure_ascii=False) for record in records)
-    write_atomically(path, "\n".join(lines) + "\n")
-
-
-def write_results(path: Path, results: dict[str, Any]) -> None:
-    """Write `results.json`."""
-    write_atomically(path, json.dumps(results, indent=2))
+    lines = (json.dumps(r.model_dump(), ensure_ascii=False) for r in evaluated.records)
+    write_atomically(folder / RECORDS, "\n".join(lines) + "\n")
+    write_atomically(folder / RESULTS, json.dumps(evaluated.results, indent=2))
 
 
 def read_records(path: Path) -> list[Record]:

@@ -1,4 +1,4 @@
-"""`evaluate.py` as users call it: precisions, prompt formats, samples, `--resume`, `--regrade`."""
+"""`evaluate.py` as users call it: precisions, prompt formats, samples, `--resume`."""
 
 import json
 import shutil
@@ -498,7 +498,7 @@ def test_labels_name_a_precision_chosen_for_lack_of_memory_too(run_4bit: Path) -
     assert boxed.baseline_label == "baseline-boxed-nf4_adapter"
 
 
-# -- samples, resume, regrade ------------------------------------------------------------------
+# -- samples, resume ---------------------------------------------------------------------------
 
 
 def test_samples_do_not_change_the_greedy_answers(evaluate: Run, run_plain: Path) -> None:
@@ -547,30 +547,3 @@ def test_a_killed_evaluation_is_resumed(
     )
     assert first == second
     assert [path.name for path in sorted(folder.iterdir())] == ["records.jsonl", "results.json"]
-
-
-def test_regrade(evaluate: Run, run_plain: Path) -> None:
-    assert evaluate("--run", run_plain, "--num_samples", "2").code == 0
-    folder = run_plain / "eval/trained"
-    records = [json.loads(line) for line in (folder / "records.jsonl").open(encoding="utf-8")]
-    untouched = (folder / "records.jsonl").read_bytes()
-    same = evaluate("--regrade", folder / "records.jsonl")
-    assert same.code == 0, same
-    assert "24 completions judged again, 0 verdicts changed" in same.stdout
-
-    # As if an older judge had accepted two wrong answers, one of them sampled.
-    records[3] |= {"correct": True, "extracted": "63"}
-    records[5]["samples"][1] |= {"correct": True, "extracted": "1"}
-    altered = "".join(json.dumps(record) + "\n" for record in records)
-    (folder / "records.jsonl").write_text(altered, encoding="utf-8")
-    printed = evaluate("--regrade", folder / "records.jsonl")
-    assert "2 verdicts changed: 0 newly right, 2 newly wrong" in printed.stdout
-    assert "[3] correct True -> False, extracted 63 -> None" in printed.stdout
-    assert (folder / "records.jsonl").read_text(encoding="utf-8") == altered
-
-    before = read(folder / "results.json")
-    stale = before | {"accuracy": 0.5, "newly_right": 4, "delta": 0.5}
-    (folder / "results.json").write_text(json.dumps(stale), encoding="utf-8")
-    assert evaluate("--regrade", folder / "records.jsonl", "--write").code == 0
-    assert (folder / "records.jsonl").read_bytes() == untouched
-    assert read(folder / "results.json") == before
