@@ -2,8 +2,7 @@
 
 Reads in the order that the data flows: settings -> tokenizer -> test problems -> evaluation of the
 baseline and of the trained model -> table -> export -> report.
-`--compare_precisions` evaluates the trained model in every precision instead, `--prompt_formats`
-both models under several prompts.
+`--prompt_formats` evaluates both models under several prompts.
 """
 
 if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need not wait for them
@@ -17,11 +16,11 @@ from sologrpo.config import parse_evaluation
 from sologrpo.console import Terminal, quiet_libraries
 from sologrpo.data import load_test_prompts
 from sologrpo.errors import one_line_errors
-from sologrpo.evaluation import evaluate_formats, evaluate_models, evaluate_precisions
+from sologrpo.evaluation import evaluate_formats, evaluate_models
 from sologrpo.export import begin_export, export_and_push
 from sologrpo.model import check_adapter, load_tokenizer
 from sologrpo.report import write_report
-from sologrpo.scoring import print_ending, print_formats, print_precisions, print_results
+from sologrpo.scoring import print_ending, print_formats, print_results
 from sologrpo.startup import end_imports
 
 
@@ -43,9 +42,7 @@ def main() -> None:
         problems[name] = load_test_prompts(data, settings.limit, settings.seed, tokenizer)
 
     results = None
-    if settings.compare_precisions:
-        print_precisions(console, evaluate_precisions(settings, tokenizer, problems))
-    elif len(problems) > 1:
+    if len(problems) > 1:
         print_formats(console, evaluate_formats(settings, tokenizer, problems))
     else:
         evaluated = evaluate_models(settings, tokenizer, problems)

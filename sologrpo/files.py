@@ -25,9 +25,7 @@ ADAPTER = "adapter"
 EVALUATIONS = "eval"  # one folder per label
 RECORDS = "records.jsonl"  # of an evaluation
 RESULTS = "results.json"
-# In `eval`, of the evaluations whose labels end alike.
-PRECISION_TABLE = "precisions{}.json"
-FORMAT_TABLE = "prompt_formats{}.json"
+FORMAT_TABLE = "prompt_formats{}.json"  # in `eval`, of the evaluations whose labels end alike
 REWARD_CURVE = "reward_curve.png"
 REPORT = "report.html"
 

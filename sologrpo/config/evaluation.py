@@ -19,8 +19,6 @@ from sologrpo.config.arguments import (
     MERGED,
     MERGED_DEQUANTISED,
     PRECISIONS,
-    UNMERGED,
-    UNMERGED_NF4,
     RunArguments,
     SoloGRPOConfig,
 )
@@ -63,9 +61,6 @@ class EvaluationArguments:
         metadata={"choices": list(PRECISIONS)},
         help="Weights to evaluate: "
         + "; ".join(f"{name}: {description}" for name, description in PRECISIONS.items()),
-    )
-    compare_precisions: bool = HfArg(
-        default=False, help="Evaluate the adapter in every precision, and compare"
     )
     engine: str = HfArg(
         default="transformers",
@@ -129,7 +124,6 @@ class EvaluationSettings:
     trained_in_4bit: bool
     precision: str
     is_precision_given: bool
-    compare_precisions: bool
     data: RunArguments
     prompt_formats: list[str]
     trained_formats: list[str]
@@ -144,11 +138,6 @@ class EvaluationSettings:
     trust_remote_code: bool
     training_seed: int | None
     export: ExportArguments
-
-    @property
-    def trained_precision(self) -> str:
-        """The precision in which the adapter was trained."""
-        return UNMERGED_NF4 if self.trained_in_4bit else UNMERGED
 
     @property
     def suffix(self) -> str:
@@ -229,7 +218,7 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     data = replace(own, **given)
     others = [getattr(data, name) for name in names if getattr(data, name) != getattr(own, name)]
     trained_formats = own.prompt_formats or [own.prompt_format]
-    _check_evaluation(args, adapter)
+    _check_evaluation(args)
     formats = _check_formats(args, own.prompt_format, trained_formats)
     precision = args.precision or (
         MERGED if export.merge_into == ORIGINAL else _usual_precision(trained_in_4bit)
@@ -246,7 +235,6 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
         trained_in_4bit=trained_in_4bit,
         precision=precision,
         is_precision_given=bool(args.precision) or export.merge_into == ORIGINAL,
-        compare_precisions=args.compare_precisions,
         data=data,
         prompt_formats=formats,
         trained_formats=trained_formats,
@@ -319,9 +307,8 @@ def _check_formats(args: EvaluationArguments, own: str, trained: Sequence[str]) 
             "--prompt_formats compares a run with its base model: give --run runs/NAME, and leave "
             "--baseline false out"
         )
-    if args.prompt_format or args.compare_precisions:
-        other = "--prompt_format" if args.prompt_format else "--compare_precisions"
-        raise InputError(f"--prompt_formats does not work with {other}: leave one out")
+    if args.prompt_format:
+        raise InputError("--prompt_formats does not work with --prompt_format: leave one out")
     if len(set(names) & set(trained)) in (0, len(names)):
         raise InputError(
             "--prompt_formats compares the gain under the prompt that was trained with others: "
@@ -330,7 +317,7 @@ def _check_formats(args: EvaluationArguments, own: str, trained: Sequence[str]) 
     return names
 
 
-def _check_evaluation(args: EvaluationArguments, adapter: str | None) -> None:
+def _check_evaluation(args: EvaluationArguments) -> None:
     """Refuse options that cannot work, or that would be ignored."""
     if args.label is not None:
         label = check_name(args.label, "--label").lower()
@@ -338,15 +325,6 @@ def _check_evaluation(args: EvaluationArguments, adapter: str | None) -> None:
             raise InputError(f"--label {args.label} is reserved: give another name")
     if not args.num_samples and (args.temperature, args.top_p) != (1.0, 1.0):
         raise InputError("temperature and top_p are for num_samples: add --num_samples 8")
-    if args.compare_precisions and not adapter:
-        raise InputError(
-            "--compare_precisions compares the precisions of an adapter: add --adapter"
-        )
-    if args.compare_precisions and (args.precision or args.label):
-        raise InputError(
-            "--compare_precisions evaluates all precisions, each with its own label: leave "
-            "--precision and --label out"
-        )
     if args.engine == "vllm" and find_spec("vllm") is None:
         raise InputError(
             "engine vllm: vLLM is not installed; pip install 'sologrpo[vllm]', or use engine "

@@ -4,7 +4,6 @@ The judge is `rewards.grading`, as in training.
 """
 
 import json
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,6 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sologrpo.config.arguments import PRECISIONS
 from sologrpo.config.evaluation import EvaluationSettings
 from sologrpo.data.dataset import prompt_token_ids, render_prompt, stop_strings
 from sologrpo.environment import environment
@@ -28,16 +26,8 @@ from sologrpo.evaluation.precisions import (
     fit_precision,
     load_untrained,
 )
-from sologrpo.files import (
-    EVALUATIONS,
-    FORMAT_TABLE,
-    PRECISION_TABLE,
-    inside,
-    make_folder,
-    write_atomically,
-)
-from sologrpo.model.fitting import DoesNotFitError
-from sologrpo.model.memory import is_out_of_memory, release_unused
+from sologrpo.files import EVALUATIONS, FORMAT_TABLE, inside, make_folder, write_atomically
+from sologrpo.model.memory import is_out_of_memory
 from sologrpo.sampling.generation import generate_greedily
 from sologrpo.scoring.formats import compare_formats
 from sologrpo.scoring.records import (
@@ -49,9 +39,7 @@ from sologrpo.scoring.records import (
     make_record,
     write_evaluated,
 )
-from sologrpo.scoring.summary import compare, compare_precisions, summarise
-
-logger = logging.getLogger(__name__)
+from sologrpo.scoring.summary import compare, summarise
 
 # The metrics of validation; docs/metrics.md explains each.
 VALIDATION_SCORES = (
@@ -97,7 +85,7 @@ def evaluate_models(
     for now, dataset in asked if settings.baseline else ():
         untrained = replace(now, adapter=None, given_label=now.baseline_label)
         baselines[untrained.label] = evaluate(model, tokenizer, dataset, untrained)
-    model = add_adapter(model, tokenizer, settings)
+    model = add_adapter(model, settings)
     return baselines | {
         now.label: evaluate(model, tokenizer, dataset, now, baselines.get(now.baseline_label))
         for now, dataset in asked
@@ -119,47 +107,9 @@ def evaluate_formats(
     evaluated = evaluate_models(settings, tokenizer, problems)
     comparison = compare_formats(evaluated, settings.trained_formats)
     suffix = f"-{settings.given_label}" if settings.given_label else settings.suffix
-    _write_table(settings, FORMAT_TABLE.format(suffix), comparison)
+    path = inside(settings.output_dir, EVALUATIONS, FORMAT_TABLE.format(suffix))
+    write_atomically(path, json.dumps(comparison, indent=2))
     return comparison
-
-
-def evaluate_precisions(
-    settings: EvaluationSettings,
-    tokenizer: PreTrainedTokenizerBase,
-    problems: Mapping[str, Dataset],
-) -> dict[str, Any]:
-    """Evaluate the trained model in every precision that fits; write `eval/precisions.json`.
-
-    Args:
-        settings: which model, and how; its precision and baseline are ignored.
-        tokenizer: of the base model.
-        problems: test problems, by their prompt format.
-
-    Returns:
-        What `compare_precisions` returns, and the file holds.
-
-    Raises:
-        InputError: as `evaluate_models`, and if the precision that was trained does not fit.
-    """
-    evaluated = {}
-    settings = replace(settings, is_precision_given=True, baseline=False)
-    for precision in PRECISIONS:
-        now = replace(settings, precision=precision)
-        try:
-            evaluated[precision] = evaluate_models(now, tokenizer, problems)[now.label]
-        except DoesNotFitError as error:
-            if precision == settings.trained_precision:
-                raise
-            logger.warning("left out: %s", error)
-        release_unused()
-    comparison = compare_precisions(evaluated, settings.trained_precision)
-    _write_table(settings, PRECISION_TABLE.format(settings.variant), comparison)
-    return comparison
-
-
-def _write_table(settings: EvaluationSettings, name: str, content: dict[str, Any]) -> None:
-    path = inside(settings.output_dir, EVALUATIONS, name)
-    write_atomically(path, json.dumps(content, indent=2))
 
 
 # -- one model -----------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from sologrpo.files import (
     EVALUATIONS,
     FORMAT_TABLE,
     METRICS,
-    PRECISION_TABLE,
     RECORDS,
     RESULTS,
     RUN_CONFIG,
@@ -27,23 +26,9 @@ from sologrpo.report.values import Record, read_or_note
 from sologrpo.schema import Schema, looked_in, parse, parse_json, read_json, read_text, read_yaml
 from sologrpo.scoring import records
 from sologrpo.scoring.records import Share, read_records, read_results
-from sologrpo.scoring.statistics import Comparison, Interval
+from sologrpo.scoring.statistics import Comparison
 
 T = TypeVar("T")
-
-
-class Precision(Comparison):
-    """The adapter in one numeric form, against the trained one."""
-
-    accuracy_ci95: Interval
-    differing_rate: Share
-
-
-class Precisions(Schema):
-    """The content of `precisions.json`; `trained` is one of the forms."""
-
-    trained: str
-    precisions: dict[str, Precision]
 
 
 class Warned(Schema):
@@ -97,7 +82,6 @@ class Run:
     warnings: list[Warned]
     completions: Completions
     evaluations: list[Evaluation]
-    precisions: Precisions | None
     prompt_formats: dict[str, PromptFormats]  # by file name
     notes: list[str]
 
@@ -136,9 +120,6 @@ def read_files(run_dir: Path) -> Run:
         warnings=read(_read_warnings, run_dir / WARNINGS, []),
         completions=read_completions(run_dir / COMPLETIONS, settings, notes),
         evaluations=sorted(filter(None, evaluations), key=_order),
-        precisions=read(
-            partial(read_json, schema=Precisions), folder / PRECISION_TABLE.format(""), None
-        ),
         prompt_formats={
             path.name: table
             for path in sorted(folder.glob(FORMAT_TABLE.format("*")), key=lambda path: path.stem)

@@ -105,7 +105,6 @@ def run_page(run: Run) -> Record:
         "accuracies": draw_accuracies(evaluations),
         "rates": rates(evaluations),
         "kinds": kinds(evaluations),
-        "precisions": run.precisions,
         "prompt_formats": run.prompt_formats,
         "results": [(e.label, flatten(e.results)) for e in run.evaluations],
         "comparisons": comparisons,

@@ -138,7 +138,7 @@ def print_ending(
 
     Args:
         console: to print on.
-        results: of the trained model; None after a comparison of precisions.
+        results: of the trained model; None after several prompts.
         run: directory of the run.
         files: of the run, by name.
         exported: a model was saved already.
@@ -162,37 +162,6 @@ def _accuracy(result: Results) -> str:
         f"{_share(result['baseline_accuracy'])} -> {_share(result['accuracy'])}: "
         f"{_points(result['delta'])} points ({INTERVAL} {_points(low)} to {_points(high)})"
     )
-
-
-def print_precisions(console: Console, comparison: Results) -> None:
-    """Print one row per precision: its accuracy, and the comparison with the trained one.
-
-    Args:
-        console: to print on. At 80 columns, as in a log file, names and numbers stay complete.
-        comparison: from `compare_precisions`.
-    """
-    trained, rows = comparison["trained"], comparison["precisions"]
-    title = f"{rows[trained]['n']} test problems, greedy; each precision against {trained}, trained"
-    table = Table(title=title)
-    table.add_column("precision", no_wrap=True)
-    for heading in ("accuracy", INTERVAL, "difference", INTERVAL, "newly right / wrong",
-                    "McNemar p", "outputs that differ"):  # fmt: skip
-        table.add_column(heading, justify="right", overflow="fold")
-    for name, row in rows.items():
-        compared = ("-",) * 4 if name == trained else _comparison(row)
-        table.add_row(
-            name, _share(row["accuracy"]), _share(row["accuracy_ci95"]), *compared,
-            _share(row["differing_rate"]),
-        )  # fmt: skip
-    console.print(table)
-
-
-def _comparison(row: Results) -> tuple[str, str, str, str]:
-    low, high = row["delta_ci95"]
-    return (
-        _points(row["delta"]), f"{_points(low)} to {_points(high)}",
-        f"{row['newly_right']} / {row['newly_wrong']}", f"{row['mcnemar_p']:.2g}",
-    )  # fmt: skip
 
 
 def print_formats(console: Console, comparison: Results) -> None:

@@ -88,38 +88,24 @@ def completions(run: Path, label: str) -> list[str]:
 # -- precisions ----------------------------------------------------------------------------------
 
 
-def test_every_precision_of_a_4bit_run(evaluate: Run, run_4bit: Path) -> None:
-    printed = evaluate("--run", run_4bit, "--compare_precisions")
-    assert printed.code == 0, printed
-    comparison = read(run_4bit / "eval" / "precisions.json")
-    table = comparison["precisions"]
-    assert comparison["trained"] == "nf4_adapter"
-    assert list(table) == list(PRECISIONS)
-    assert table["nf4_adapter"]["differing_rate"] == 0
-    # Merging into the weights that were trained on changes no answer.
-    assert table["merged_dequantised"]["differing_rate"] == 0
-    assert table["merged"]["differing_rate"] > 0
-    assert table["merged_requantised"]["differing_rate"] > 0
-    labels = {name: row["label"] for name, row in table.items()}
-    assert labels["merged_dequantised"] == "trained"
-    assert labels["merged"] == "trained-merged"
-    assert len(set(completions(run_4bit, "trained"))) > 3  # answers that could differ
-    # The same weights, merged or not.
-    assert completions(run_4bit, labels["merged"]) == completions(run_4bit, labels["adapter"])
-    for name, row in table.items():
-        results = read(run_4bit / "eval" / row["label"] / "results.json")
-        assert results["settings"]["precision"] == name
-        assert row["accuracy"] == results["accuracy"]
-        assert name in printed.stdout
-    described = {name: row["precision"] for name, row in table.items()}
-    assert described == {
-        "merged": "unquantised, float32, adapter merged",
-        "merged_dequantised": "NF4 dequantised, float32, adapter merged",
-        "adapter": "unquantised, float32, adapter not merged",
-        "nf4_adapter": "NF4, computed in float32, adapter not merged",
-        "merged_requantised":
-            "NF4, computed in float32 (NF4 dequantised, adapter merged, then NF4 again)",
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("run", "as_trained", "labels"),
+    [
+        ("run_4bit", "nf4_adapter", ["trained-nf4_adapter", "trained"]),
+        ("run_plain", "adapter", ["trained-adapter", "trained"]),
+    ],
+)
+def test_merging_into_the_weights_that_were_trained_on_changes_no_answer(
+    evaluate: Run, request: pytest.FixtureRequest, run: str, as_trained: str, labels: list[str]
+) -> None:
+    folder = request.getfixturevalue(run)
+    for precision in ([], ["--precision", as_trained]):
+        printed = evaluate("--run", folder, "--baseline", "false", *precision)
+        assert printed.code == 0, printed
+    assert folders(folder) == sorted(labels)
+    unmerged, merged = (completions(folder, label) for label in labels)
+    assert unmerged == merged
+    assert len(set(merged)) > 3  # answers that could differ
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -136,20 +122,9 @@ def test_baseline_has_the_precision_of_the_trained_model(
     assert baseline["settings"]["precision"] == trained["settings"]["precision"] == precision
     assert trained["precision"].startswith(baseline["precision"])
     assert trained["baseline"] == f"baseline{suffix}"
-    quantised = precision in ("nf4_adapter", "merged_requantised")
     for results in (baseline, trained):
-        assert bool(results["settings"]["quantisation"]) is quantised
+        assert bool(results["settings"]["quantisation"]) is (precision == "nf4_adapter")
         assert results["settings"]["dtype"] == "float32"
-
-
-def test_a_16bit_run_was_trained_on_the_unquantised_weights(evaluate: Run, run_plain: Path) -> None:
-    printed = evaluate("--run", run_plain, "--compare_precisions")
-    assert printed.code == 0, printed
-    comparison = read(run_plain / "eval" / "precisions.json")
-    assert comparison["trained"] == "adapter"
-    assert comparison["precisions"]["merged"]["differing_rate"] == 0
-    assert comparison["precisions"]["nf4_adapter"]["differing_rate"] > 0
-    assert comparison["precisions"]["merged"]["label"] == "trained"
 
 
 # -- precisions that do not fit ------------------------------------------------------------------
@@ -203,7 +178,7 @@ def test_a_4bit_run_that_fits_in_4_bits_only_is_evaluated_as_it_was_trained(
         ("run_4bit", ["--precision", "adapter"], "precision adapter: "),
         ("run_4bit", ["--merge_into", "original"], "precision merged: "),
         ("run_plain", [], "precision merged: "),
-        ("run_plain", ["--compare_precisions"], "precision adapter: "),
+        ("run_plain", ["--precision", "adapter"], "precision adapter: "),
     ],
 )
 def test_a_precision_that_does_not_fit_is_refused_before_loading(
@@ -230,17 +205,6 @@ def test_vllm_is_refused_where_only_4_bits_fit(run_4bit: Path) -> None:
 def test_a_label_of_the_user_names_the_other_precision_too(run_4bit: Path) -> None:
     settings = parse_evaluation(["--run", str(run_4bit), "--label", "mine"])
     assert settings.in_precision("nf4_adapter").label == "mine-nf4_adapter"
-
-
-@pytest.mark.usefixtures("small_card")
-def test_a_comparison_leaves_out_what_does_not_fit(
-    evaluate: Run, run_4bit: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    printed = evaluate("--run", run_4bit, "--compare_precisions", "--limit", "3")
-    assert printed.code == 0, printed
-    assert list(read(run_4bit / "eval/precisions.json")["precisions"]) == ["nf4_adapter"]
-    left_out = [line.split(": ")[1] for line in warnings_in(caplog)]
-    assert left_out == [f"precision {name}" for name in PRECISIONS if name != "nf4_adapter"]
 
 
 @pytest.mark.parametrize("part", ["dequantize", "merge_adapter"])
@@ -363,19 +327,15 @@ def test_one_other_prompt_has_its_own_labels(evaluate: Run, run_plain: Path) -> 
     assert read(run_plain / "eval/trained-boxed/results.json")["baseline"] == "baseline-boxed"
 
 
-def test_another_split_overwrites_nothing(
-    evaluate: Run, run_plain: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sologrpo.evaluation.evaluate.PRECISIONS", ["merged", "adapter"])
+def test_another_split_overwrites_nothing(evaluate: Run, run_plain: Path, data: Path) -> None:
     write_rows(data / "test_unseen.jsonl", rows(5, offset=30))
     formats = ("--run", run_plain, "--prompt_formats", "xml", "boxed")
     assert evaluate(*formats, "--limit", "3").code == 0
     before = {path: path.read_bytes() for path in run_plain.glob("eval/**/*") if path.is_file()}
     other = ("--dataset_test_split", "test_unseen")
     assert evaluate(*formats, *other).code == 0
-    assert evaluate("--run", run_plain, "--compare_precisions", *other, "--limit", "3").code == 0
     assert {path: path.read_bytes() for path in before} == before
-    assert set(folders(run_plain)) - {"trained-test_unseen-adapter"} == {
+    assert set(folders(run_plain)) == {
         f"{model}{split}{asked}"
         for model in ("baseline", "trained")
         for split in ("", "-test_unseen")
@@ -386,7 +346,6 @@ def test_another_split_overwrites_nothing(
     assert [row["label"] for row in table["prompt_formats"].values()] == [
         "trained-test_unseen", "trained-test_unseen-boxed"
     ]  # fmt: skip
-    assert (run_plain / "eval" / "precisions-test_unseen.json").is_file()
 
 
 def test_formats_are_resumed_after_a_kill_between_them(

@@ -350,34 +350,6 @@ def test_evaluations_are_shown_and_compared(
     assert expected in " ".join(Page(source.replace("<", " <")).text.split())
 
 
-def test_precisions_are_compared(tmp_path: Path) -> None:
-    paired = {"n": 2, "baseline_accuracy": 0.5, "mcnemar_p": 1.0, "both_right": 1,
-              "newly_right": 0, "newly_wrong": 0, "both_wrong": 1}  # fmt: skip
-    trained = {
-        **paired,
-        "accuracy": 0.5,
-        "accuracy_ci95": [0.4, 0.6],
-        "delta": 0.0,
-        "delta_ci95": [-0.1, 0.1],
-        "differing_rate": 0.0,
-    }
-    merged = {
-        **paired,
-        "accuracy": 0.48,
-        "accuracy_ci95": [0.4, 0.5],
-        "delta": -0.02,
-        "delta_ci95": [-0.05, 0.01],
-        "differing_rate": 0.125,
-    }
-    table = {"nf4_adapter": trained, "merged": merged}
-    write_eval(tmp_path, "trained", [True, False])
-    content = {"trained": "nf4_adapter", "precisions": table}
-    (tmp_path / "eval" / "precisions.json").write_text(json.dumps(content))
-    text = section(write_report(tmp_path), "scores")
-    assert "nf4_adapter trained 50.0 % 40.0 to 60.0 0.0 %" in text
-    assert "merged 48.0 % 40.0 to 50.0 -2.0 -5.0 to 1.0 12.5 %" in text
-
-
 def test_the_gain_under_other_prompts_is_shown(tmp_path: Path) -> None:
     other = {"role": "unseen", "delta": 0.01, "delta_ci95": [-0.02, 0.04], "mcnemar_p": 0.5}
     other |= {"label": "trained-boxed", "baseline": "baseline-boxed"}

@@ -24,8 +24,8 @@ from sologrpo.scoring.records import (
     read_results,
     write_evaluated,
 )
-from sologrpo.scoring.summary import compare_precisions, summarise
-from sologrpo.scoring.table import print_ending, print_formats, print_precisions
+from sologrpo.scoring.summary import summarise
+from sologrpo.scoring.table import print_ending, print_formats
 
 RIGHT = "<thinking>\n5 + 7 = 12\n</thinking>\n<answer>\n12\n</answer>"
 WRONG = "<thinking>\n5 + 7 = 13\n</thinking>\n<answer>\n13\n</answer>"
@@ -136,25 +136,6 @@ def test_samples_are_counted_by_problem() -> None:
         assert 0 <= low < sampled["scores"][name] < high <= 1
 
 
-def test_precisions_are_compared_with_the_trained_one() -> None:
-    def evaluated(*texts: str) -> Evaluated:
-        records = [record(text) for text in texts]
-        return Evaluated(records, summarise(records) | {"label": "x", "precision": "in words"})
-
-    comparison = compare_precisions(
-        {
-            "merged": evaluated(RIGHT, WRONG, WRONG + " ", RIGHT),
-            "nf4_adapter": evaluated(RIGHT, WRONG, WRONG, WRONG),
-        },
-        "nf4_adapter",
-    )
-    assert comparison["trained"] == "nf4_adapter"
-    merged, trained = comparison["precisions"]["merged"], comparison["precisions"]["nf4_adapter"]
-    assert (merged["differing_rate"], merged["delta"]) == (0.5, 0.25)
-    assert (merged["newly_right"], merged["newly_wrong"]) == (1, 0)
-    assert (trained["differing_rate"], trained["delta"]) == (0, 0)
-
-
 def test_formats_are_compared_with_their_own_baselines() -> None:
     def evaluated(texts: list[str], asked: str, label: str, baseline: str | None) -> Evaluated:
         records = [
@@ -241,20 +222,6 @@ def test_the_table_of_formats_fits_80_columns() -> None:
     assert "…" not in text.getvalue()
     for part in (*names, "harness's", "19.2% ->", "+23.8 to +35.4", "1.1e-20", "gain travels."):
         assert part in text.getvalue()
-
-
-def test_the_table_of_precisions_fits_80_columns() -> None:
-    names = ("merged", "merged_dequantised", "adapter", "nf4_adapter", "merged_requantised")
-    row = {
-        "n": 100, "accuracy": 0.28, "accuracy_ci95": [0.201, 0.375], "delta": 0.19,
-        "delta_ci95": [0.087, 0.291], "newly_right": 24, "newly_wrong": 5, "mcnemar_p": 0.00054611,
-        "differing_rate": 0.95,
-    }  # fmt: skip
-    text = io.StringIO()
-    comparison = {"trained": "nf4_adapter", "precisions": dict.fromkeys(names, row)}
-    print_precisions(Console(file=text, width=80), comparison)
-    assert "…" not in text.getvalue()
-    assert all(name in text.getvalue() for name in names)
 
 
 # -- files ---------------------------------------------------------------------------------------
