@@ -443,8 +443,7 @@ EVALUATION_ERRORS: dict[str, list[str]] = {
     "--run RUN --prompt_formats xml,boxed --prompt_format boxed": ["work with --prompt_format:"],
     "--run RUN --prompt_formats xml,boxed --label prompt_formats.json": ["is reserved"],
     "--model MODEL --prompt_formats xml,boxed": ["give --run runs/NAME"],
-    "--run RUN --engine vllm": ["vLLM is not installed; pip install 'sologrpo[vllm]'"],
-    "--run RUN --engine sglang": ["invalid choice: 'sglang'"],
+    "--run RUN --precision nf5": ["invalid choice: 'nf5'"],
     "--run RUN --num_sample 4": ["did you mean 'num_samples'"],
     "--label": ["expected one argument"],
 }

@@ -34,8 +34,6 @@ PRECISIONS = {
     UNMERGED_NF4: "NF4 base, adapter not merged (what a 4-bit run trains)",
 }
 
-EVALUATION_ENGINES = ("transformers", "vllm")
-
 # Defaults for LoRA on one GPU; TRL's are for full fine-tuning on a cluster. A recipe in configs/
 # lists only what differs from these.
 ONE_GPU_DEFAULTS: dict[str, Any] = {

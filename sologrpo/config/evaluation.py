@@ -7,7 +7,6 @@ code run or names a place to write. Trust comes from the command line alone.
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from transformers.hf_argparser import HfArg
 from trl import ModelConfig
 
 from sologrpo.config.arguments import (
-    EVALUATION_ENGINES,
     MERGED,
     MERGED_DEQUANTISED,
     PRECISIONS,
@@ -61,11 +59,6 @@ class EvaluationArguments:
         metadata={"choices": list(PRECISIONS)},
         help="Weights to evaluate: "
         + "; ".join(f"{name}: {description}" for name, description in PRECISIONS.items()),
-    )
-    engine: str = HfArg(
-        default="transformers",
-        metadata={"choices": list(EVALUATION_ENGINES)},
-        help="Engine that generates: our loop on transformers, or vLLM if it is installed",
     )
     num_samples: int = HfArg(
         default=0, help="Also sample this many completions per problem, for pass@k and maj@k"
@@ -130,7 +123,6 @@ class EvaluationSettings:
     max_completion_length: int
     limit: int | None
     seed: int
-    engine: str
     num_samples: int
     temperature: float
     top_p: float
@@ -243,7 +235,6 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
         or 512,
         limit=args.limit,
         seed=args.seed,
-        engine=args.engine,
         num_samples=args.num_samples,
         temperature=args.temperature,
         top_p=args.top_p,
@@ -325,8 +316,3 @@ def _check_evaluation(args: EvaluationArguments) -> None:
             raise InputError(f"--label {args.label} is reserved: give another name")
     if not args.num_samples and (args.temperature, args.top_p) != (1.0, 1.0):
         raise InputError("temperature and top_p are for num_samples: add --num_samples 8")
-    if args.engine == "vllm" and find_spec("vllm") is None:
-        raise InputError(
-            "engine vllm: vLLM is not installed; pip install 'sologrpo[vllm]', or use engine "
-            "transformers"
-        )

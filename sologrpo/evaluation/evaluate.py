@@ -138,7 +138,7 @@ def evaluate(
     problems = describe_problems(dataset, tokenizer)
     generator = Generator(
         model, tokenizer, settings.max_completion_length, stop_strings(dataset),
-        settings.engine, settings.seed, settings.temperature, settings.top_p,
+        settings.seed, settings.temperature, settings.top_p,
     )  # fmt: skip
     identity = describe_identity(model, tokenizer, settings, problems)
     folder = _folder_of(settings)
@@ -251,7 +251,7 @@ def _complete(
     log: CompletionLog,
 ) -> None:
     start = time.perf_counter()
-    for batch in generator.complete([prompts[index] for index, _ in keys], greedy, keys):
+    for batch in generator.complete([prompts[index] for index, _ in keys], greedy):
         completions = {keys[row]: completion for row, completion in batch}
         log.append(completions, time.perf_counter() - start)
         start = time.perf_counter()

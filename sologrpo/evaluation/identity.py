@@ -46,7 +46,7 @@ def describe_identity(
         "precision": settings.precision,
         "dtype": dtype_name(model.dtype),
         "quantisation": _plain(getattr(model.config, "quantization_config", None)),
-        "engine": settings.engine,
+        "engine": "transformers",
         "dataset": settings.data.dataset_name,
         "split": settings.data.dataset_test_split,
         "limit": settings.limit,

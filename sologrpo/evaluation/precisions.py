@@ -44,13 +44,12 @@ def fit_precision(settings: EvaluationSettings) -> EvaluationSettings:
         DoesNotFitError: if another precision does not fit: `nf4_adapter` would be another model
             than the one that was asked for.
     """
-    if _stays_in_nf4(settings):
+    if settings.precision == UNMERGED_NF4:
         return settings
     lack = shortage(unquantised_bytes(settings.model, settings.trust_remote_code))
     if lack is None:
         return settings
-    is_default = settings.trained_in_4bit and not settings.is_precision_given
-    if not is_default or settings.engine != "transformers":
+    if settings.is_precision_given or not settings.trained_in_4bit:
         raise DoesNotFitError(f"precision {settings.precision}: {lack}: {_smaller(settings)}")
     logger.warning(
         "precision %s, as trained, instead of %s: %s", UNMERGED_NF4, settings.precision, lack
@@ -58,17 +57,11 @@ def fit_precision(settings: EvaluationSettings) -> EvaluationSettings:
     return settings.in_precision(UNMERGED_NF4)
 
 
-def _stays_in_nf4(settings: EvaluationSettings) -> bool:
-    """Check that no 16-bit weights are on the device; vLLM is given unpacked ones."""
-    return settings.precision == UNMERGED_NF4 and settings.engine == "transformers"
-
-
 def _smaller(settings: EvaluationSettings) -> str:
     """Name what takes less memory than this evaluation."""
-    if _stays_in_nf4(settings):
+    if settings.precision == UNMERGED_NF4:
         return "use a smaller model, or a machine with more memory"
-    engine = "" if settings.engine == "transformers" else " --engine transformers"
-    return f"use --precision {UNMERGED_NF4}{engine}"
+    return f"use --precision {UNMERGED_NF4}"
 
 
 def load_untrained(settings: EvaluationSettings) -> PreTrainedModel:

@@ -5,7 +5,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from sologrpo.errors import InputError
 from sologrpo.evaluation import precisions
 from sologrpo.evaluation.generators import Generator
 from sologrpo.model import fitting
-from sologrpo.model.fitting import DoesNotFitError
 from sologrpo.model.loading import load_base_model
 from tiny import rows, write_rows
 
@@ -192,14 +190,6 @@ def test_a_precision_that_does_not_fit_is_refused_before_loading(
     assert last_line(refused).startswith(f"error: {says}")
     assert last_line(refused).endswith("use --precision nf4_adapter")
     assert "Traceback" not in refused
-
-
-@pytest.mark.usefixtures("small_card")
-def test_vllm_is_refused_where_only_4_bits_fit(run_4bit: Path) -> None:
-    settings = parse_evaluation(["--run", str(run_4bit)])
-    for precision in ("merged_dequantised", "nf4_adapter"):
-        with pytest.raises(DoesNotFitError, match="use --precision nf4_adapter --engine transf"):
-            precisions.fit_precision(replace(settings, engine="vllm", precision=precision))
 
 
 def test_a_label_of_the_user_names_the_other_precision_too(run_4bit: Path) -> None:

@@ -1,9 +1,8 @@
-"""Evaluating a model: its records and results, both engines, and `--resume` after a crash."""
+"""Evaluating a model: its records and results, and `--resume` after a crash."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from sologrpo.config.arguments import RunArguments
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
 from sologrpo.data.dataset import build_prompts, prompt_token_ids, render_prompt
-from sologrpo.errors import InputError, RunError
+from sologrpo.errors import InputError
 from sologrpo.evaluation import generators
 from sologrpo.evaluation.completion_log import LOG, CompletionLog
 from sologrpo.evaluation.evaluate import (
@@ -262,7 +261,7 @@ def test_a_crash_is_not_a_wrong_answer(
         complete_all(Generator(model, tokenizer, NEW_TOKENS), ids, log)
 
 
-# -- engines -------------------------------------------------------------------------------------
+# -- sampling ------------------------------------------------------------------------------------
 
 
 def test_samples_depend_on_the_seed_alone(
@@ -282,91 +281,3 @@ def test_samples_depend_on_the_seed_alone(
     assert sample(0) != greedy
     assert sample(0, temperature=1e-4) == greedy
     assert sample(0, top_p=1e-6) == greedy
-
-
-class EngineDeadError(Exception):
-    """vLLM's, in the stand-in below."""
-
-
-class StandInVllm:
-    """The part of vLLM's interface that is used, on transformers; keeps what it was given.
-
-    It finishes the shortest completions first, one per step, and dies after `steps` of them.
-    """
-
-    def __init__(self, steps: int = 1000) -> None:
-        self.left = steps
-        self.params: list[dict[str, Any]] = []
-        self.finished: list[Any] = []
-        self.llm_engine = self.engine_core = self
-        self.shutdown = self.finished.clear
-
-    def SamplingParams(self, **settings: Any) -> dict[str, Any]:
-        self.params.append(settings)
-        return settings
-
-    def LLM(self, model: str, dtype: str, **settings: Any) -> "StandInVllm":
-        self.policy = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-        assert settings["kv_cache_memory_bytes"] == 2**30
-        return self
-
-    def enqueue(
-        self, requests: list[Any], params: list[Any], lora_request: None, use_tqdm: bool
-    ) -> None:
-        for number, (request, settings) in enumerate(zip(requests, params, strict=True)):
-            ids = torch.tensor([request["prompt_token_ids"]])
-            torch.manual_seed(settings["seed"])
-            sampling = {"do_sample": True, "temperature": settings["temperature"]}
-            output = self.policy.generate(
-                ids, max_new_tokens=settings["max_tokens"], pad_token_id=0,
-                eos_token_id=settings["stop_token_ids"],
-                **(sampling if settings["temperature"] else {"do_sample": False}),
-            )  # fmt: skip
-            tokens = tuple(output[0, ids.size(1) :].tolist())
-            self.finished.append(
-                SimpleNamespace(request_id=str(number), outputs=[SimpleNamespace(token_ids=tokens)])
-            )
-        self.finished.sort(key=lambda output: len(output.outputs[0].token_ids), reverse=True)
-
-    def has_unfinished_requests(self) -> bool:
-        return bool(self.finished)
-
-    def step(self) -> list[Any]:
-        if self.left == 0:
-            raise EngineDeadError
-        self.left -= 1
-        return [self.finished.pop()]
-
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        exceptions = SimpleNamespace(EngineDeadError=EngineDeadError)
-        modules = {"vllm": self, "vllm.v1.engine.exceptions": exceptions}
-        patch.setattr(generators, "import_module", modules.__getitem__)
-        patch.setattr("sologrpo.config.evaluation.find_spec", lambda name: name)
-        patch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
-
-
-@pytest.mark.parametrize("steps", [5, 9])
-def test_vllm_gives_the_same_records_and_dies_without_losing_them(
-    tmp_path: Path, tiny_llama: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
-    monkeypatch: pytest.MonkeyPatch, steps: int,
-) -> None:  # fmt: skip
-    def run(engine: str, output: str, stand_in: StandInVllm, *more: str) -> Evaluated:
-        stand_in.install(monkeypatch)
-        options = ("--engine", engine, "--num_samples", "2", *more)
-        settings = parse(tiny_llama, tmp_path / output, *options)
-        return evaluate(model, tokenizer, prompts(6), settings)
-
-    whole = StandInVllm()
-    ours, vllm = run("transformers", "ours", whole), run("vllm", "vllm", whole)
-    assert vllm.results["settings"]["engine"] == "vllm"
-    written = [[r.model_copy(update={"samples": ()}) for r in e.records] for e in (ours, vllm)]
-    assert written[0] == written[1]
-    assert [params["temperature"] for params in whole.params] == [0.0] * 6 + [1.0] * 12
-    seeds = [params["seed"] for params in whole.params[6:]]
-    assert len(set(seeds)) == len(seeds)
-
-    with pytest.raises(RunError, match=r"has ended: what it answered is kept: .* --resume"):
-        run("vllm", "killed", StandInVllm(steps))
-    resumed = StandInVllm()
-    assert run("vllm", "killed", resumed, "--resume").records == vllm.records
-    assert len(resumed.params) == 18 - steps
