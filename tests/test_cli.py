@@ -58,7 +58,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         (["train", "--config", "quickstart", "--lerning_rate", "1"], "did you mean"),
         (["evaluate", "--rnu", "x"], "did you mean 'run'"),
         (["export", "--run", "nowhere"], "nowhere"),
-        (["report", "runs/x", "--outptu", "x"], "did you mean 'output'"),
+        (["report", "runs/x", "--prot", "1"], "did you mean 'port'"),
         (["doctor", "--quick"], "unknown key 'quick'"),
         (["rewards", "scoer"], "scoer"),
         (["rewards", "check", "--config", "nowhere"], "no config 'nowhere' in"),

@@ -183,7 +183,7 @@ class LivePage:
     def whole(self) -> bytes:
         """Return the page with everything it needs."""
         self.parts()
-        return render("report.html.j2", self._page).encode("utf-8", "replace")
+        return render(self._page).encode("utf-8", "replace")
 
     def parts(self) -> bytes:
         """Return the page without the library that draws the charts."""
@@ -207,7 +207,7 @@ class LivePage:
         run = read_files(self._run_dir)
         state = describe_state(self._run_dir, run.metrics, training)
         self._page = run_page(run) | {"live": state}
-        parts = render("report.html.j2", self._page, library=False)
+        parts = render(self._page, library=False)
         self._parts = parts.encode("utf-8", "replace")
 
 

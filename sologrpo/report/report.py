@@ -1,14 +1,12 @@
-"""Write `reward_curve.png` and `report.html` of a run directory, or one page that compares runs.
+"""Write `reward_curve.png` and `report.html` of a run directory.
 
-It reads and writes files only. A page is one file without outside resources. Model output reaches
+It reads and writes files only. The page is one file without outside resources. Model output reaches
 it only through an autoescaping template, and its content policy allows no other scripts.
 """
 
 import base64
 import gzip
 import hashlib
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,11 +14,9 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from sologrpo.errors import InputError
 from sologrpo.files import REPORT, REWARD_CURVE, write_atomically
 from sologrpo.report import values
 from sologrpo.report.charts import draw_accuracies, draw_chapters
-from sologrpo.report.comparison import comparison_page, distinct_names
 from sologrpo.report.evaluation import compare_all, kinds, list_problems, rates, verdict_sentence
 from sologrpo.report.metrics import REWARD, smoothing_window
 from sologrpo.report.reading import Evaluation, Run, read_run
@@ -63,29 +59,7 @@ def write_report(run_dir: Path) -> Path:
     run = read_run(run_dir)
     write_atomically(run_dir / REWARD_CURVE, draw_reward_curve(run.metrics, run.name))
     path = run_dir / REPORT
-    write_atomically(path, render("report.html.j2", run_page(run)))
-    return path
-
-
-def write_comparison(run_dirs: Sequence[Path], path: Path | None = None) -> Path:
-    """Write one page with the curves of several runs in the same charts, and their differences.
-
-    Args:
-        run_dirs: two or more run directories. The others are compared with the first.
-        path: where the page goes; by default `comparison.html` next to the first run directory.
-
-    Returns:
-        Path of the page.
-
-    Raises:
-        InputError: if there is no such directory, or one is named twice.
-    """
-    if len({run_dir.resolve() for run_dir in run_dirs}) < len(run_dirs):
-        raise InputError("a run directory is named twice: name each once")
-    names = distinct_names(run_dirs)
-    runs = [replace(read_run(path), name=name) for path, name in zip(run_dirs, names, strict=True)]
-    path = path or run_dirs[0].resolve().parent / "comparison.html"
-    write_atomically(path, render("comparison.html.j2", comparison_page(runs)))
+    write_atomically(path, render(run_page(run)))
     return path
 
 
@@ -133,11 +107,10 @@ def _without_other_prompts(run: Run) -> list[Evaluation]:
     return [e for e in run.evaluations if e.label not in elsewhere]
 
 
-def render(template: str, page: Record, library: bool = True) -> str:
-    """Fill a template.
+def render(page: Record, library: bool = True) -> str:
+    """Fill the template.
 
     Args:
-        template: name of its file.
         page: values of the template; with `live`, the page follows the server it comes from.
         library: include Plotly's library.
     """
@@ -150,7 +123,7 @@ def render(template: str, page: Record, library: bool = True) -> str:
     )
     environment.filters.update({function.__name__: function for function in FILTERS})
     live = page["live"] is not None
-    return environment.get_template(template).render(
+    return environment.get_template("report.html.j2").render(
         **page,
         style=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
         scripts=[Markup(script) for script in _scripts(live)],

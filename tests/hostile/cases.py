@@ -15,7 +15,7 @@ import yaml
 
 import damage
 import values
-from sandbox import FOUR_BIT, MERGED, MODEL, OTHER_RUN, RECIPES, RESUME, RUN
+from sandbox import FOUR_BIT, MERGED, MODEL, RECIPES, RESUME, RUN
 from server import ROOT
 from values import Setting, setting_of
 
@@ -41,7 +41,7 @@ CALLS: dict[str, list[list[str]]] = {
         ["--run", RUN, "--push_to_hub", "me/x", "--dry_run"],
     ],
     "chat": [["--run", RUN], ["--run", RUN, "--prompt_format", "lm_eval"]],
-    "report": [[RUN], [RUN, OTHER_RUN, "--output", "runs/comparison.html"]],
+    "report": [[RUN]],
     "doctor": [[]],
     "rewards list": [[]],
     "rewards score": [

@@ -25,7 +25,7 @@ WRITES = {
         f"{RUN}/reward_curve.png",
     ],
     "export": ["out", f"{RUN}/eval", f"{RUN}/export"],
-    "report": ["runs/comparison.html", f"{RUN}/report.html", f"{RUN}/reward_curve.png"],
+    "report": [f"{RUN}/report.html", f"{RUN}/reward_curve.png"],
     "recipes copy": ["mine.yaml", "quickstart.yaml"],
     "model": ["models"],
 }

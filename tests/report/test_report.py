@@ -29,8 +29,7 @@ from made_up_run import (
     write_lines,
     write_run,
 )
-from sologrpo.errors import InputError
-from sologrpo.report import write_comparison, write_report
+from sologrpo.report import write_report
 from sologrpo.report.command import main
 from sologrpo.report.evaluation import compare_all
 from sologrpo.report.metrics import intervals, smoothed
@@ -556,18 +555,16 @@ def test_half_a_surrogate_pair_is_replaced(tmp_path: Path) -> None:
 
 def test_model_output_never_becomes_markup(tmp_path: Path) -> None:
     attack_everywhere(tmp_path)
-    other = tmp_path / "other"
-    other.mkdir()
-    for path in (write_report(tmp_path), write_comparison([tmp_path, other])):
-        page = page_at(path)
-        assert ATTACK in page.text
-        scripts = [attrs.get("type") for tag, attrs in page.tags if tag == "script"]
-        assert scripts == ["application/gzip", None]
-        assert not [attrs for tag, attrs in page.tags if tag == "img"]
-        assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
-        for figure in figures_of(path).values():  # Plotly reads tags and links in labels
-            labels = [*legend_of(figure), *figure["layout"]["yaxis"].get("ticktext", [])]
-            assert not [label for label in labels if "<" in label]
+    path = write_report(tmp_path)
+    page = page_at(path)
+    assert ATTACK in page.text
+    scripts = [attrs.get("type") for tag, attrs in page.tags if tag == "script"]
+    assert scripts == ["application/gzip", None]
+    assert not [attrs for tag, attrs in page.tags if tag == "img"]
+    assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
+    for figure in figures_of(path).values():  # Plotly reads tags and links in labels
+        labels = [*legend_of(figure), *figure["layout"]["yaxis"].get("ticktext", [])]
+        assert not [label for label in labels if "<" in label]
 
 
 def test_secrets_are_hidden() -> None:
@@ -583,71 +580,15 @@ def test_secrets_are_hidden() -> None:
     ]
 
 
-# --- several runs ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def slower(run_dir: Path) -> Path:
-    """Another learning rate, other answers to the same problems, no KL."""
-    root = run_dir.parent / "slower"
-    shutil.copytree(run_dir, root)
-    config = (root / "config.yaml").read_text().replace("1.0e-05", "5.0e-06")
-    (root / "config.yaml").write_text(config.replace("hf_secret", "hf_other"))
-    rows = [{key: row[key] for key in row if key != "kl"} for row in metric_rows()]
-    write_lines(root / "metrics.jsonl", rows)
-    records = [eval_record(i, i % 2 == 1, "") for i in range(PROBLEMS)]
-    write_lines(root / "eval" / "trained" / "records.jsonl", records)
-    return root
-
-
-def test_comparison(run_dir: Path, slower: Path) -> None:
-    path = write_comparison([run_dir, slower])
-    assert path == run_dir.parent / "comparison.html"
-    config = section(path, "config")
-    assert re.search(r"quickstart slower learning_rate 1e-05 5e-06 \d+ other values", config)
-    assert "No difference in 3 values." in config
-    assert "slower against quickstart" in section(path, "overview")
-    figures = figures_of(path)
-    assert legend_of(figures["Reward"]) == ["quickstart", "slower"]
-    assert legend_of(figures["KL from the reference model (nats per token)"]) == ["quickstart"]
-    assert "Validation, greedy: format as asked" in figures
-    assert section(path, "curves").count("Held-out problems") == 1
-    assert "hf_" not in path.read_text(encoding="utf-8")
-
-
-def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    runs = [tmp_path / folder / "quickstart" for folder in ("a", "b")]
-    for run in runs:
-        run.mkdir(parents=True)
-    page = page_at(write_comparison(runs, tmp_path / "both.html"))
-    for expected in (
-        "a/quickstart · b/quickstart", "No run was evaluated", "No steps logged yet",
-        "No difference in 0 values",
-    ):  # fmt: skip
-        assert expected in page.text
-
-
-def test_a_run_cannot_be_compared_with_itself(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="named twice"):
-        write_comparison([tmp_path, tmp_path / "."])
-
-
 # --- command line and values -----------------------------------------------------------------
 
 
-def test_command_line(run_dir: Path, slower: Path, capsys: Any) -> None:
+def test_command_line(run_dir: Path, capsys: Any) -> None:
     main([str(run_dir)])
     assert capsys.readouterr().out.strip() == str(run_dir / "report.html")
-    page = run_dir.parent / "both.html"
-    main([str(run_dir), str(slower), "--output", str(page)])
-    assert capsys.readouterr().out.strip() == str(page)
-    assert page.is_file()
     for mistake, expected in (
         ([str(run_dir / "nowhere")], "is not a run directory"),
-        ([str(run_dir), "--output", str(page)], "--output is for several runs"),
-        ([str(run_dir), str(slower), "--output", str(run_dir)], "cannot use"),
-        ([str(run_dir), str(slower), "--output", "."], "cannot use"),
-        ([str(run_dir), str(slower), "--output", f"{page}/x"], "cannot use"),
+        ([str(run_dir), str(run_dir)], "unrecognized arguments"),
     ):
         with pytest.raises(SystemExit, match="2"):
             main(mistake)
