@@ -41,19 +41,19 @@ def main() -> None:
         data = settings.in_format(name).data
         problems[name] = load_test_prompts(data, settings.limit, settings.seed, tokenizer)
 
-    results = None
+    evaluated = {}
     if len(problems) > 1:
         print_formats(console, evaluate_formats(settings, tokenizer, problems))
     else:
         evaluated = evaluate_models(settings, tokenizer, problems)
-        results = [*evaluated.values()][-1].results
         print_results(console, evaluated)
 
     if export is not None:
         export_and_push(export, console)
     if settings.run:
-        files = {"adapter": settings.adapter, "report": write_report(settings.run)}
-        print_ending(console, results, settings.run, files, exported=export is not None)
+        report = write_report(settings.run, settings.output_dir)
+        files = {"adapter": settings.adapter, "report": report}
+        print_ending(console, evaluated, settings.run, files, exported=export is not None)
 
 
 if __name__ == "__main__":

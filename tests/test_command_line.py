@@ -498,10 +498,10 @@ def test_4bit_run_is_merged_into_the_weights_it_was_trained_on(
     assert original.code == 0, original
     precision = {
         label: json.loads((tmp_path / "run/eval" / label / "results.json").read_text())["precision"]
-        for label in ("trained", "original")
+        for label in ("trained-limit2", "original")
     }
     assert precision == {
-        "trained": "NF4 dequantised, float32, adapter merged",
+        "trained-limit2": "NF4 dequantised, float32, adapter merged",
         "original": "unquantised, float32, adapter merged",
     }
 
@@ -516,5 +516,6 @@ def test_merged_folder_is_evaluated_as_a_model(
         "--max_completion_length", NEW_TOKENS,
     )  # fmt: skip
     assert printed.code == 0, printed
-    alone = tmp_path / f"eval/{merged.name}-{tiny_data.name}/records.jsonl"
+    label = f"{merged.name}-{tiny_data.name}-length{NEW_TOKENS}"
+    alone = tmp_path / "eval" / label / "records.jsonl"
     assert alone.read_bytes() == (runs[0] / "eval/trained/records.jsonl").read_bytes()

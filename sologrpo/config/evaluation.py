@@ -25,7 +25,7 @@ from sologrpo.config.export import ORIGINAL, ExportArguments, check_export_argum
 from sologrpo.config.parsing import RENAMED, CheckedParser
 from sologrpo.environment import read_environment
 from sologrpo.errors import InputError
-from sologrpo.files import ADAPTER, RUN_CONFIG, check_name
+from sologrpo.files import ADAPTER, BASELINE, RUN_CONFIG, check_name
 from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.schema import read_yaml
 
@@ -40,7 +40,6 @@ OF_DATA = (
     "prompt_formats", "system_prompt", "worked_examples",
 )  # fmt: skip
 OF_TRAINING = ("max_completion_length", "seed")
-BASELINE = "baseline"
 
 
 @dataclass
@@ -146,6 +145,10 @@ class EvaluationSettings:
         """Name of the baseline's result under eval/."""
         return BASELINE + self.suffix
 
+    def of_baseline(self) -> "EvaluationSettings":
+        """Evaluate the base model alone."""
+        return replace(self, adapter=None, given_label=self.baseline_label)
+
     def in_precision(self, precision: str) -> "EvaluationSettings":
         """Replace the default precision by another one, which the labels then name."""
         return self._labelled(_label_suffix(precision, self.trained_in_4bit), precision=precision)
@@ -209,6 +212,13 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     data = replace(own, **given)
     others = [getattr(data, name) for name in names if getattr(data, name) != getattr(own, name)]
+    length = saved.get("max_completion_length") or 512
+    sizes = {
+        "limit": args.limit,
+        "length": args.max_completion_length if args.max_completion_length != length else None,
+        "samples": args.num_samples,
+    }
+    others += [f"{name}{size}" for name, size in sizes.items() if size]
     trained_formats = own.prompt_formats or [own.prompt_format]
     _check_evaluation(args)
     formats = _check_formats(args, own.prompt_format, trained_formats)
@@ -230,9 +240,7 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
         data=data,
         prompt_formats=formats,
         trained_formats=trained_formats,
-        max_completion_length=args.max_completion_length
-        or saved.get("max_completion_length")
-        or 512,
+        max_completion_length=args.max_completion_length or length,
         limit=args.limit,
         seed=args.seed,
         num_samples=args.num_samples,

@@ -6,7 +6,8 @@ The judge is `rewards.grading`, as in training.
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from sologrpo.config.evaluation import EvaluationSettings
 from sologrpo.data.dataset import prompt_token_ids, render_prompt, stop_strings
 from sologrpo.environment import environment
 from sologrpo.errors import InputError
-from sologrpo.evaluation.completion_log import CompletionLog, Completions, open_log
+from sologrpo.evaluation.completion_log import CompletionLog, Completions, check_place, open_log
 from sologrpo.evaluation.generators import Generator
-from sologrpo.evaluation.identity import describe_identity
+from sologrpo.evaluation.identity import describe_identity, describe_loaded
 from sologrpo.evaluation.precisions import (
     add_adapter,
     describe_precision,
@@ -27,8 +28,10 @@ from sologrpo.evaluation.precisions import (
     load_untrained,
 )
 from sologrpo.files import EVALUATIONS, FORMAT_TABLE, inside, make_folder, write_atomically
+from sologrpo.locking import lock_folder
 from sologrpo.model.memory import is_out_of_memory
 from sologrpo.sampling.generation import generate_greedily
+from sologrpo.scoring.comparison import compare
 from sologrpo.scoring.formats import compare_formats
 from sologrpo.scoring.records import (
     Evaluated,
@@ -39,7 +42,7 @@ from sologrpo.scoring.records import (
     make_record,
     write_evaluated,
 )
-from sologrpo.scoring.summary import compare, summarise
+from sologrpo.scoring.summary import summarise
 
 # The metrics of validation; docs/metrics.md explains each.
 VALIDATION_SCORES = (
@@ -76,20 +79,28 @@ def evaluate_models(
     """
     settings = fit_precision(settings)
     asked = [(settings.in_format(name), dataset) for name, dataset in problems.items()]
-    for now, _ in asked:
-        make_folder(_folder_of(now))
-    model = load_untrained(settings)
-    if settings.adapter is None:
-        return {now.label: evaluate(model, tokenizer, dataset, now) for now, dataset in asked}
-    baselines = {}
-    for now, dataset in asked if settings.baseline else ():
-        untrained = replace(now, adapter=None, given_label=now.baseline_label)
-        baselines[untrained.label] = evaluate(model, tokenizer, dataset, untrained)
-    model = add_adapter(model, settings)
-    return baselines | {
-        now.label: evaluate(model, tokenizer, dataset, now, baselines.get(now.baseline_label))
-        for now, dataset in asked
-    }
+    both = settings.adapter is not None and settings.baseline
+    untrained = [(now.of_baseline(), dataset) for now, dataset in asked if both]
+    before, after = (
+        [Task.plan(now, dataset, tokenizer) for now, dataset in each] for each in (untrained, asked)
+    )
+    make_folder(settings.output_dir)
+    with ExitStack() as locks:
+        for task in (*before, *after):
+            lock = lock_folder(make_folder(task.folder), "writes an evaluation")
+            if lock is not None:
+                locks.callback(lock.release)
+            task.check_place()
+        model = load_untrained(settings)
+        baselines = {task.settings.label: evaluate(model, tokenizer, task) for task in before}
+        if settings.adapter is not None:
+            model = add_adapter(model, settings)
+        return baselines | {
+            task.settings.label: evaluate(
+                model, tokenizer, task, baselines.get(task.settings.baseline_label)
+            )
+            for task in after
+        }
 
 
 def evaluate_formats(
@@ -115,37 +126,69 @@ def evaluate_formats(
 # -- one model -----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Task:
+    """What one model is asked, and how.
+
+    Attributes:
+        dataset: rows with `prompt`, from `load_test_prompts`.
+        problems: the same, described.
+        identity: what decides the completions, as far as it is known without the model.
+    """
+
+    settings: EvaluationSettings
+    dataset: Dataset
+    problems: list[Problem]
+    identity: dict[str, Any]
+
+    @classmethod
+    def plan(
+        cls, settings: EvaluationSettings, dataset: Dataset, tokenizer: PreTrainedTokenizerBase
+    ) -> "Task":
+        """Describe the problems, and hash what the answers depend on."""
+        problems = describe_problems(dataset, tokenizer)
+        return cls(settings, dataset, problems, describe_identity(tokenizer, settings, problems))
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the records and results."""
+        return inside(self.settings.output_dir, EVALUATIONS, self.settings.label)
+
+    def check_place(self, loaded: Mapping[str, Any] = {}) -> None:
+        """Refuse to mix with, or to replace, another evaluation; `loaded` is known of the model."""
+        identity = self.identity | dict(loaded)
+        check_place(self.folder, identity, self.settings.adapter, self.settings.resume)
+
+
 def evaluate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    dataset: Dataset,
-    settings: EvaluationSettings,
+    task: Task,
     baseline: Evaluated | None = None,
 ) -> Evaluated:
     """Evaluate one model, and write its records and results to `eval/<label>/`.
 
     Args:
-        model: with its adapter, if `settings` name one.
+        model: with its adapter, if the task's settings name one.
         tokenizer: of the base model.
-        dataset: rows with `prompt`, from `load_test_prompts`.
-        settings: describe the model; `label` names the folder.
+        task: describes the model; its label names the folder.
         baseline: an evaluation of the same problems to compare with.
 
     Raises:
-        InputError: if `--resume` finds an evaluation with other settings, or memory runs out.
+        InputError: if the folder holds an evaluation with other settings, or memory runs out.
     """
-    prompts = prompt_token_ids(dataset["prompt"], tokenizer)
-    problems = describe_problems(dataset, tokenizer)
+    settings, loaded = task.settings, describe_loaded(model)
+    task.check_place(loaded)
+    identity = task.identity | loaded
+    prompts = prompt_token_ids(task.dataset["prompt"], tokenizer)
     generator = Generator(
-        model, tokenizer, settings.max_completion_length, stop_strings(dataset),
+        model, tokenizer, settings.max_completion_length, stop_strings(task.dataset),
         settings.seed, settings.temperature, settings.top_p,
     )  # fmt: skip
-    identity = describe_identity(model, tokenizer, settings, problems)
-    folder = _folder_of(settings)
-    log = open_log(folder, identity, settings.resume)
+    log = open_log(task.folder, identity, settings.resume)
     complete_all(generator, prompts, log, settings.num_samples)
 
-    records = judge_all(problems, log.completions, settings.num_samples)
+    records = judge_all(task.problems, log.completions, settings.num_samples)
     results = summarise(records) | log.describe_speed() | {
         "label": settings.label,
         "model": settings.model.model_name_or_path,
@@ -158,16 +201,12 @@ def evaluate(
         "seed": settings.seed,
         "settings": identity,
     } | environment()  # fmt: skip
-    if baseline is not None:
-        results |= compare(baseline.records, records) | {"baseline": baseline.results["label"]}
     evaluated = Evaluated(records, results)
-    write_evaluated(folder, evaluated)
+    if baseline is not None:
+        results |= compare(baseline, evaluated) | {"baseline": baseline.results["label"]}
+    write_evaluated(task.folder, evaluated)
     log.delete()
     return evaluated
-
-
-def _folder_of(settings: EvaluationSettings) -> Path:
-    return inside(settings.output_dir, EVALUATIONS, settings.label)
 
 
 def evaluate_greedily(

@@ -11,6 +11,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from sologrpo.files import BASELINE
 from sologrpo.report.metrics import (
     REWARD,
     UNSMOOTHED,
@@ -25,8 +26,8 @@ from sologrpo.report.metrics import (
     load_chapters,
     smoothed,
 )
-from sologrpo.report.reading import Evaluation
 from sologrpo.report.values import Record, spread
+from sologrpo.scoring.records import Evaluated
 from sologrpo.scoring.statistics import wilson_interval
 
 # Distinct in print, in the dark and for most colour-blind readers.
@@ -70,31 +71,29 @@ def draw_chapters(
     return drawn, zero
 
 
-def draw_accuracies(evaluations: Sequence[Evaluation]) -> Record | None:
+def draw_accuracies(evaluated: Mapping[str, Evaluated]) -> Record:
     """Draw accuracies as dots with their intervals on a scale of 0 to 100 %."""
-    if not evaluations:
-        return None
-    values = [e.results["accuracy"] for e in evaluations]
-    ends = [e.results["accuracy_ci95"] for e in evaluations]
+    values = [e.results["accuracy"] for e in evaluated.values()]
+    ends = [e.results["accuracy_ci95"] for e in evaluated.values()]
     above = [high - value for value, (_, high) in zip(values, ends, strict=True)]
     below = [value - low for value, (low, _) in zip(values, ends, strict=True)]
-    colours = [NEUTRAL_COLOUR if e.baseline else COLOURS[0] for e in evaluations]
+    colours = [NEUTRAL_COLOUR if e.startswith(BASELINE) else COLOURS[0] for e in evaluated]
     trace = go.Scatter(
         x=values,
-        y=[*range(len(evaluations))],
+        y=[*range(len(evaluated))],
         error_x={"array": above, "arrayminus": below, "color": NEUTRAL_COLOUR},
         mode="markers",
         marker={"size": 12, "color": colours},
         hovertemplate="%{x:.1%}<extra></extra>",
     )
     layout = {
-        "height": 60 + 2 * ROW_HEIGHT * len(evaluations),
+        "height": 60 + 2 * ROW_HEIGHT * len(evaluated),
         "margin": {"l": 24, "r": 24},
         "xaxis": {"range": [0, 1], "dtick": 0.25, "tickformat": ".0%"},
         "yaxis": {
-            "range": [len(evaluations) - 0.5, -0.7],
-            "tickvals": [*range(len(evaluations))],
-            "ticktext": [html.escape(e.label) for e in evaluations],
+            "range": [len(evaluated) - 0.5, -0.7],
+            "tickvals": [*range(len(evaluated))],
+            "ticktext": [*map(html.escape, evaluated)],
             "ticklabelposition": "inside top",
             "ticklabelshift": 6,
         },

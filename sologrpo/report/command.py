@@ -10,7 +10,8 @@ from pathlib import Path
 
 from sologrpo.errors import InputError, one_line_errors, printable
 from sologrpo.report.follow import follow
-from sologrpo.report.report import write_report
+from sologrpo.report.reading import read_run
+from sologrpo.report.report import write_page, write_report
 
 
 @one_line_errors
@@ -30,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="a run directory, such as runs/x")
     parser.add_argument(
+        "--output", type=Path, metavar="FILE",
+        help="write the page to this file (default: report.html in the run directory)",
+    )  # fmt: skip
+    parser.add_argument(
         "--follow", action="store_true",
         help="serve the page on this machine, and keep it up to date",
     )  # fmt: skip
@@ -39,7 +44,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if arguments.port is not None and not arguments.follow:
         raise InputError("--port is for --follow")
+    if arguments.follow and arguments.output:
+        raise InputError("--follow serves the page, and writes none: leave --output out")
     if arguments.follow:
         follow(arguments.run_dir, arguments.port)
+    elif arguments.output:
+        print(printable(str(write_page(read_run(arguments.run_dir), arguments.output))))
     else:
         print(printable(str(write_report(arguments.run_dir))))

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
@@ -31,6 +32,7 @@ from sologrpo.files import (
     EVALUATIONS,
     LOCK,
     METRICS,
+    RECORDS,
     RESULTS,
     RUN_CONFIG,
     WARNINGS,
@@ -217,7 +219,8 @@ def _fingerprint(run_dir: Path) -> Iterator[Any]:
     completions = run_dir / COMPLETIONS
     latest = max(completions.glob("*.parquet"), default=completions)
     folder = run_dir / EVALUATIONS
-    evaluations = sorted([*folder.glob(f"*/{RESULTS}"), *folder.glob("*.json")])
+    found = (folder.glob(pattern) for pattern in (f"*/{RESULTS}", f"*/{RECORDS}", "*.json"))
+    evaluations = sorted(chain.from_iterable(found))
     watched = [run_dir / name for name in WATCHED]
     for path in (*watched, completions, latest, *evaluations):
         stat = None

@@ -17,12 +17,14 @@ from plotly.offline import get_plotlyjs
 from sologrpo.files import REPORT, REWARD_CURVE, write_atomically
 from sologrpo.report import values
 from sologrpo.report.charts import draw_accuracies, draw_chapters
-from sologrpo.report.evaluation import compare_all, kinds, list_problems, rates, verdict_sentence
+from sologrpo.report.evaluation import groups, kinds, list_problems, rates, verdict_sentence
 from sologrpo.report.metrics import REWARD, smoothing_window
-from sologrpo.report.reading import Evaluation, Run, read_run
+from sologrpo.report.reading import Run, read_run
 from sologrpo.report.summary import facts, time_split
 from sologrpo.report.values import Record, flatten
+from sologrpo.scoring.comparison import pair_with_baselines
 from sologrpo.scoring.formats import TRAINED
+from sologrpo.scoring.records import Evaluated
 
 TEMPLATES = Path(__file__).parent / "templates"
 FILTERS = (values.percent, values.percent_range, values.points, values.number, values.shorten)
@@ -35,13 +37,14 @@ RECIPE = (
 )  # fmt: skip
 
 
-def write_report(run_dir: Path) -> Path:
-    """Write `reward_curve.png` and `report.html` into a run directory.
+def write_report(run_dir: Path, folder: Path | None = None) -> Path:
+    """Write `reward_curve.png` and `report.html`.
 
     Any file of the run may be missing or unfinished; the page says so in that place.
 
     Args:
         run_dir: as `train.py` writes it.
+        folder: where the evaluations are and the page goes, if not the run directory.
 
     Returns:
         Path of the page.
@@ -56,9 +59,14 @@ def write_report(run_dir: Path) -> Path:
     """
     from sologrpo.report.reward_curve import draw_reward_curve  # loads matplotlib, at the end only
 
-    run = read_run(run_dir)
-    write_atomically(run_dir / REWARD_CURVE, draw_reward_curve(run.metrics, run.name))
-    path = run_dir / REPORT
+    folder = folder or run_dir
+    run = read_run(run_dir, folder)
+    write_atomically(folder / REWARD_CURVE, draw_reward_curve(run.metrics, run.name))
+    return write_page(run, folder / REPORT)
+
+
+def write_page(run: Run, path: Path) -> Path:
+    """Write the page of a run, and return its path."""
     write_atomically(path, render(run_page(run)))
     return path
 
@@ -66,24 +74,30 @@ def write_report(run_dir: Path) -> Path:
 def run_page(run: Run) -> Record:
     """Return the values of the template for one run."""
     drawn, zero = draw_chapters(run.metrics, run.settings.labels())
-    evaluations = _without_other_prompts(run)
-    comparisons = compare_all(evaluations)
+    evaluated = _without_other_prompts(run)
+    pairs = pair_with_baselines(evaluated)
+    first = pairs[0] if pairs else None
     recipe = {key: run.config[key] for key in RECIPE if run.config.get(key) is not None}
     return {
         "name": run.name,
         "live": None,
         "notes": run.notes,
         "warnings": run.warnings,
-        "facts": facts(run),
-        "evaluations": evaluations,
-        "accuracies": draw_accuracies(evaluations),
-        "rates": rates(evaluations),
-        "kinds": kinds(evaluations),
+        "facts": facts(run, first),
+        "groups": [
+            {
+                "evaluated": group,
+                "accuracies": draw_accuracies(group),
+                "rates": rates(group),
+                "kinds": kinds(group),
+            }
+            for group in groups(evaluated)
+        ],
         "prompt_formats": run.prompt_formats,
-        "results": [(e.label, flatten(e.results)) for e in run.evaluations],
-        "comparisons": comparisons,
-        "verdict": verdict_sentence(comparisons[0]) if comparisons else None,
-        "problems": list_problems(evaluations),
+        "results": [(label, flatten(e.results)) for label, e in run.evaluations.items()],
+        "pairs": pairs,
+        "verdict": verdict_sentence(first.numbers) if first and first.numbers else None,
+        "problems": list_problems(evaluated, pairs),
         "chapters": drawn,
         "zero": zero,
         "window": smoothing_window(len(run.metrics.get(REWARD, []))),
@@ -95,16 +109,16 @@ def run_page(run: Run) -> Record:
     }
 
 
-def _without_other_prompts(run: Run) -> list[Evaluation]:
+def _without_other_prompts(run: Run) -> dict[str, Evaluated]:
     """Leave out evaluations under untrained prompts: they have a separate table."""
     elsewhere = {
         label
         for table in run.prompt_formats.values()
-        for row in table.prompt_formats.values()
-        if row.role != TRAINED
-        for label in (row.label, row.baseline)
+        for row in table["prompt_formats"].values()
+        if row["role"] != TRAINED
+        for label in (row["label"], row["baseline"])
     }
-    return [e for e in run.evaluations if e.label not in elsewhere]
+    return {label: e for label, e in run.evaluations.items() if label not in elsewhere}
 
 
 def render(page: Record, library: bool = True) -> str:

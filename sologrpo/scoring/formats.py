@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sologrpo.errors import InputError
+from sologrpo.scoring.comparison import pair_with_baselines
 from sologrpo.scoring.records import Evaluated
-from sologrpo.scoring.summary import compare
 
 TRAINED, UNSEEN, HARNESS = "trained", "unseen", "harness's"
 ROLES = (TRAINED, UNSEEN, HARNESS)  # of a prompt, in the order of the table
@@ -32,19 +33,23 @@ def compare_formats(evaluated: Mapping[str, Evaluated], trained: Sequence[str]) 
     Returns:
         `verdict`, in words; number of problems and split; and under `prompt_formats` for each its
         role, labels, the paired comparison, and `RATES` of both models.
+
+    Raises:
+        InputError: if the models cannot be compared under one of the prompts.
     """
     rows = {}
-    for label, (records, results) in evaluated.items():
-        if "baseline" not in results:
-            continue
-        before, name = evaluated[results["baseline"]], results["prompt_format"]
+    for pair in pair_with_baselines(evaluated):
+        if pair.numbers is None:
+            raise InputError(pair.apart())
+        before, after = evaluated[pair.baseline].results, evaluated[pair.label].results
+        name = after["prompt_format"]
         rows[name] = {
             "role": _role(name, trained),
-            "label": label,
-            "baseline": results["baseline"],
-            **compare(before.records, records),
-            **{f"baseline_{rate}": before.results[rate] for rate in RATES},
-            **{rate: results[rate] for rate in RATES},
+            "label": pair.label,
+            "baseline": pair.baseline,
+            **pair.numbers,
+            **{f"baseline_{rate}": before[rate] for rate in RATES},
+            **{rate: after[rate] for rate in RATES},
         }
     ordered = dict(sorted(rows.items(), key=lambda item: ROLES.index(item[1]["role"])))
     _, results = next(iter(evaluated.values()))

@@ -21,9 +21,10 @@ from rewards.grading import (
     parse_gold,
     visible_text,
 )
-from sologrpo.files import RECORDS, RESULTS, check_name, write_atomically
+from sologrpo.errors import InputError
+from sologrpo.files import RECORDS, RESULTS, write_atomically
 from sologrpo.schema import Schema, advising, one_of, parse, read_json, read_json_lines
-from sologrpo.scoring.statistics import Comparison, Interval
+from sologrpo.scoring.statistics import Interval
 
 # Why a completion ended.
 END_TOKEN, STOP_STRING, LENGTH = "end_token", "stop_string", "length"
@@ -136,8 +137,9 @@ class Results(Schema):
     settings: dict[str, Any]
     adapter: str | None
     precision: str
-    # Where it was compared with one.
-    baseline: Annotated[str, AfterValidator(lambda name: check_name(name, "baseline"))] = "baseline"
+    prompt_format: str
+    split: str
+    max_completion_length: int
 
 
 class Evaluated(NamedTuple):
@@ -232,6 +234,20 @@ def read_results(path: Path) -> dict[str, Any]:
     with advising("delete it, and evaluate again"):
         results = read_json(path, dict[str, Any])
         parse(Results, results, path)
-        if "baseline" in results:
-            parse(Comparison, results, path)
     return results
+
+
+def read_evaluated(folder: Path) -> Evaluated:
+    """Read an evaluation.
+
+    Raises:
+        InputError: if a file is missing or damaged, or the two do not belong together.
+    """
+    records, results = read_records(folder / RECORDS), read_results(folder / RESULTS)
+    n, right = len(records), sum(record.correct for record in records)
+    if (results["n"], results["accuracy"]) != (n, right / n):
+        raise InputError(
+            f"{folder} is damaged: {RESULTS} says {results['accuracy']:.1%} of {results['n']}, "
+            f"{RECORDS} {right / n:.1%} of {n}: evaluate again"
+        )
+    return Evaluated(records, results)

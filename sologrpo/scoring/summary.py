@@ -7,7 +7,6 @@ from typing import Any
 from sologrpo.scoring.records import Answer, Record
 from sologrpo.scoring.statistics import (
     clustered_interval,
-    compare_paired,
     majority_share,
     pass_at_k,
     wilson_interval,
@@ -88,16 +87,3 @@ def _summarise_samples(records: Sequence[Record]) -> dict[str, Any]:
         "truncated_rate": mean(s.truncated for record in records for s in record.samples),
         "completion_tokens": _lengths([s for record in records for s in record.samples]),
     }
-
-
-def compare(before: Sequence[Record], after: Sequence[Record]) -> dict[str, Any]:
-    """Compare two models on the same problems: the paired numbers of `results.json`.
-
-    Args:
-        before: records of the baseline.
-        after: records of the trained model, in the same order.
-
-    Raises:
-        ValueError: if their numbers of records differ.
-    """
-    return compare_paired([r.correct for r in before], [r.correct for r in after]).model_dump()

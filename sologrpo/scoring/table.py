@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sologrpo.console import print_line
+from sologrpo.scoring.comparison import Pair, pair_with_baselines
 from sologrpo.scoring.records import Evaluated, Record
 
 Results = Mapping[str, Any]
@@ -44,7 +45,9 @@ def print_results(console: Console, evaluated: Mapping[str, Evaluated]) -> None:
     last = list(evaluated.values())[-1]
     for record in last.records[:SAMPLES_SHOWN]:
         _print_sample(console, record)
-    print_table(console, {label: results for label, (_, results) in evaluated.items()})
+    _print_table(console, {label: results for label, (_, results) in evaluated.items()})
+    for pair in pair_with_baselines(evaluated):
+        print_line(console, paired_line(pair))
 
 
 def _print_sample(console: Console, record: Record) -> None:
@@ -55,13 +58,8 @@ def _print_sample(console: Console, record: Record) -> None:
     print_line(console, f"    {completion}  (judged: {record.extracted}, gold: {gold})")
 
 
-def print_table(console: Console, results: Mapping[str, Results]) -> None:
-    """Print one column per model, then the paired comparison.
-
-    Args:
-        console: to print on.
-        results: contents of `results.json`, by label.
-    """
+def _print_table(console: Console, results: Mapping[str, Results]) -> None:
+    """Print one column per model."""
     columns = list(results.values())
     table = Table(title=f"{columns[0]['n']} test problems, greedy")
     table.add_column("")
@@ -78,9 +76,6 @@ def print_table(console: Console, results: Mapping[str, Results]) -> None:
     if all("sampled" in result for result in columns):
         _add_sampled(table, [result["sampled"] for result in columns])
     console.print(table)
-    for label, result in results.items():
-        if "baseline" in result:
-            print_line(console, paired_line(label, result))
 
 
 def score_rows(columns: Sequence[Results]) -> list[list[str]]:
@@ -115,11 +110,13 @@ def _length(lengths: Mapping[str, float] | None) -> str:
     return " / ".join(f"{lengths[key]:.0f}" for key in ("mean", "p50", "p95"))
 
 
-def paired_line(label: str, result: Results) -> str:
-    """Write the paired comparison of `results.json` in one sentence."""
+def paired_line(pair: Pair) -> str:
+    """Write a comparison in one sentence, or what stands in its way."""
+    if (result := pair.numbers) is None:
+        return pair.apart()
     low, high = result["delta_ci95"]
     return (
-        f"{label} against {result['baseline']}, same problems: "
+        f"{pair.label} against {pair.baseline}, same problems: "
         f"{_points(result['delta'])} points ({INTERVAL} {_points(low)} to {_points(high)}), "
         f"{result['newly_right']} newly right, {result['newly_wrong']} newly wrong, "
         f"{result['both_right']} both right, {result['both_wrong']} both wrong, "
@@ -129,7 +126,7 @@ def paired_line(label: str, result: Results) -> str:
 
 def print_ending(
     console: Console,
-    results: Results | None,
+    evaluated: Mapping[str, Evaluated],
     run: Path,
     files: Mapping[str, Path | None],
     exported: bool,
@@ -138,13 +135,13 @@ def print_ending(
 
     Args:
         console: to print on.
-        results: of the trained model; None after several prompts.
+        evaluated: by label, the trained model last; empty after several prompts.
         run: directory of the run.
         files: of the run, by name.
         exported: a model was saved already.
     """
-    if results is not None:
-        print_line(console, f"accuracy  {_accuracy(results)}")
+    if evaluated:
+        print_line(console, f"accuracy  {_accuracy(evaluated)}")
     for name, path in files.items():
         print_line(console, f"{name:8}  {path}")
     print_line(console, f"next      {shlex.join(['sologrpo', 'chat', '--run', str(run)])}")
@@ -154,14 +151,14 @@ def print_ending(
         print_line(console, f"          {shlex.join(export)}")
 
 
-def _accuracy(result: Results) -> str:
-    if "baseline" not in result:
-        return f"{_share(result['accuracy'])} ({INTERVAL} {_share(result['accuracy_ci95'])})"
-    low, high = result["delta_ci95"]
-    return (
-        f"{_share(result['baseline_accuracy'])} -> {_share(result['accuracy'])}: "
-        f"{_points(result['delta'])} points ({INTERVAL} {_points(low)} to {_points(high)})"
-    )
+def _accuracy(evaluated: Mapping[str, Evaluated]) -> str:
+    for pair in pair_with_baselines(evaluated):
+        if pair.numbers is not None:
+            change, delta = _change(pair.numbers, "accuracy", " "), _points(pair.numbers["delta"])
+            low, high = map(_points, pair.numbers["delta_ci95"])
+            return f"{change}: {delta} points ({INTERVAL} {low} to {high})"
+    result = [*evaluated.values()][-1].results
+    return f"{_share(result['accuracy'])} ({INTERVAL} {_share(result['accuracy_ci95'])})"
 
 
 def print_formats(console: Console, comparison: Results) -> None:
@@ -188,5 +185,5 @@ def print_formats(console: Console, comparison: Results) -> None:
     print_line(console, comparison["verdict"])
 
 
-def _change(row: Results, rate: str) -> str:
-    return f"{_share(row[f'baseline_{rate}'])} ->\n{_share(row[rate])}"
+def _change(row: Results, rate: str, gap: str = "\n") -> str:
+    return f"{_share(row[f'baseline_{rate}'])} ->{gap}{_share(row[rate])}"

@@ -33,7 +33,7 @@ Run = Callable[..., Printed]
 @pytest.fixture
 def evaluate(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     # Slow, and not tested here.
-    monkeypatch.setattr("sologrpo.report.write_report", lambda run: run / "report.html")
+    monkeypatch.setattr("sologrpo.report.write_report", lambda run, folder: folder / "report.html")
     monkeypatch.setenv("COLUMNS", "200")
     return lambda *arguments: printed_by(load_script("evaluate"), capfd, *arguments)
 
@@ -112,7 +112,7 @@ def test_baseline_has_the_precision_of_the_trained_model(
 ) -> None:
     printed = evaluate("--run", run_4bit, "--precision", precision, "--limit", "3")
     assert printed.code == 0, printed
-    suffix = "" if precision == "merged_dequantised" else f"-{precision}"
+    suffix = "-limit3" + ("" if precision == "merged_dequantised" else f"-{precision}")
     baseline, trained = (
         read(run_4bit / "eval" / f"{label}{suffix}" / "results.json")
         for label in ("baseline", "trained")
@@ -154,18 +154,18 @@ def test_a_4bit_run_that_fits_in_4_bits_only_is_evaluated_as_it_was_trained(
     assert line.startswith("precision nf4_adapter, as trained, instead of merged_dequantised: ")
     assert "do not fit into 0 MiB" in line
     folders = sorted(path.name for path in (run_4bit / "eval").iterdir())
-    assert folders == ["baseline-nf4_adapter", "trained-nf4_adapter"]
+    assert folders == ["baseline-limit3-nf4_adapter", "trained-limit3-nf4_adapter"]
     baseline, trained = (read(run_4bit / "eval" / name / "results.json") for name in folders)
     assert baseline["settings"]["precision"] == trained["settings"]["precision"] == "nf4_adapter"
     assert trained["precision"] == "NF4, computed in float32, adapter not merged"
-    assert trained["baseline"] == "baseline-nf4_adapter"
-    answers = completions(run_4bit, "trained-nf4_adapter")
+    assert trained["baseline"] == "baseline-limit3-nf4_adapter"
+    answers = completions(run_4bit, "trained-limit3-nf4_adapter")
     # Asked for, it is the same evaluation, and nothing is said.
     caplog.clear()
     asked = evaluate("--run", run_4bit, "--limit", "3", "--precision", "nf4_adapter")
     assert asked.code == 0, asked
     assert warnings_in(caplog) == []
-    assert completions(run_4bit, "trained-nf4_adapter") == answers
+    assert completions(run_4bit, "trained-limit3-nf4_adapter") == answers
 
 
 @pytest.mark.usefixtures("small_card")
@@ -210,7 +210,7 @@ def test_memory_that_runs_out_while_loading_is_one_line(
     assert last_line(ended) == "error: out of memory: use --precision nf4_adapter"
     assert "Traceback" not in ended
     # The baseline is not lost if the merge was too much.
-    assert (run_4bit / "eval/baseline/results.json").exists() == (part == "merge_adapter")
+    assert (run_4bit / "eval/baseline-limit3/results.json").exists() == (part == "merge_adapter")
 
 
 # -- prompt formats ------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def test_one_other_prompt_has_its_own_labels(evaluate: Run, run_plain: Path) -> 
 def test_another_split_overwrites_nothing(evaluate: Run, run_plain: Path, data: Path) -> None:
     write_rows(data / "test_unseen.jsonl", rows(5, offset=30))
     formats = ("--run", run_plain, "--prompt_formats", "xml", "boxed")
-    assert evaluate(*formats, "--limit", "3").code == 0
+    assert evaluate(*formats).code == 0
     before = {path: path.read_bytes() for path in run_plain.glob("eval/**/*") if path.is_file()}
     other = ("--dataset_test_split", "test_unseen")
     assert evaluate(*formats, *other).code == 0
@@ -401,6 +401,12 @@ def test_formats_of_a_base_model_without_a_chat_template(
         (["--prompt_format", "boxed"], ["trained-boxed", "baseline-boxed"]),
         (["--dataset_test_split", "b[:9]"], ["trained-b-9-", "baseline-b-9-"]),
         (["--dataset_name", "some/where"], ["trained-where", "baseline-where"]),
+        (["--limit", "3"], ["trained-limit3", "baseline-limit3"]),
+        (["--max_completion_length", "12"], ["trained", "baseline"]),
+        (
+            ["--max_completion_length", "99", "--num_samples", "4", "--prompt_format", "boxed"],
+            ["trained-length99-samples4-boxed", "baseline-length99-samples4-boxed"],
+        ),
         (
             # A name that ends in .json is a table's.
             ["--dataset_test_split", "b", "--dataset_name", "my/problems.json"],
@@ -456,8 +462,8 @@ def test_samples_do_not_change_the_greedy_answers(evaluate: Run, run_plain: Path
     alone = completions(run_plain, "trained")
     printed = evaluate("--run", run_plain, "--num_samples", "4", "--temperature", "0.7")
     assert printed.code == 0, printed
-    assert completions(run_plain, "trained") == alone
-    results = read(run_plain / "eval/trained/results.json")
+    assert completions(run_plain, "trained-samples4") == alone
+    results = read(run_plain / "eval/trained-samples4/results.json")
     assert set(results["sampled"]["scores"]) == {"pass@1", "pass@2", "pass@4", "maj@4"}
     assert results["settings"]["temperature"] == 0.7
     for name in results["sampled"]["scores"]:
@@ -481,6 +487,13 @@ def test_a_killed_evaluation_is_resumed(
             assert not it.has_ended()
             assert time.monotonic() < deadline
             time.sleep(0.01)
+        it.send_signal(signal.SIGSTOP)
+        before = log.read_bytes()
+        for more in ([], ["--max_completion_length", "2"]):  # another one at the same time
+            refused = evaluate(*arguments, tmp_path / "killed", *more)
+            assert refused.code == 2
+            assert "model is in use: another process writes an evaluation there" in refused
+        assert log.read_bytes() == before
         it.send_signal(signal.SIGKILL)
     kept = log.read_bytes().count(b'", "') if log.exists() else None
     assert kept, "the evaluation ended before it could be killed"
@@ -495,4 +508,77 @@ def test_a_killed_evaluation_is_resumed(
         for name in ("killed", "uninterrupted")
     )
     assert first == second
-    assert [path.name for path in sorted(folder.iterdir())] == ["records.jsonl", "results.json"]
+    assert sorted(p.name for p in folder.glob("[!.]*")) == ["records.jsonl", "results.json"]
+
+
+# -- what is there already -----------------------------------------------------------------------
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("[!.]*") if path.is_file()}
+
+
+@pytest.mark.parametrize("flags", [["--limit", "3"], ["--max_completion_length", "2"]])
+def test_another_evaluation_replaces_nothing(
+    evaluate: Run, run_plain: Path, flags: list[str]
+) -> None:
+    assert evaluate("--run", run_plain).code == 0
+    before = contents(run_plain)
+    assert evaluate("--run", run_plain, *flags).code == 0
+    assert len(folders(run_plain)) == 4
+    assert before.items() <= contents(run_plain).items()
+
+
+def test_a_label_is_kept_for_one_evaluation(
+    evaluate: Run, run_plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = ("--run", run_plain, "--label", "mine", "--baseline", "false")
+    assert evaluate(*mine).code == 0
+    other = tmp_path / "other"
+    shutil.copytree(run_plain / "adapter", other)
+    weights = (other / "adapter_model.safetensors").read_bytes()
+    (other / "adapter_model.safetensors").write_bytes(weights[:-4] + bytes(4))
+    before = contents(run_plain)
+    with monkeypatch.context() as patch:
+        patch.setattr(precisions, "load_base_model", lambda *args: pytest.fail("it was loaded"))
+        for flags, says in (
+            (["--limit", "3"], "with limit None, not 3, "),
+            (["--max_completion_length", "2"], "with max_completion_length 12, not 2: "),
+            (["--num_samples", "2"], "with num_samples 0, not 2, temperature None, not 1.0, "),
+            (["--adapter", str(other)], "with adapter_hash '"),
+        ):
+            refused = evaluate(*mine, *flags)
+            assert refused.code == 2, flags
+            assert f"{run_plain / 'eval/mine'} holds another evaluation, {says}" in refused
+            assert last_line(refused).endswith("give another --output_dir, or remove that folder")
+            assert contents(run_plain) == before
+    # The very same one, and one of the adapter that was trained further, may be repeated.
+    assert evaluate(*mine, "--seed", "1").code == 0
+    shutil.rmtree(run_plain / "adapter")
+    other.rename(run_plain / "adapter")
+    assert evaluate(*mine).code == 0
+    assert contents(run_plain)[run_plain / "eval/mine/results.json"] not in before.values()
+
+
+@pytest.mark.parametrize("blocked", ["", "eval", "eval/trained"])
+def test_a_place_that_cannot_be_written_is_found_before_loading(
+    evaluate: Run, run_plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocked: str
+) -> None:
+    (tmp_path / "out" / blocked).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "out" / blocked).write_text("a file")
+    monkeypatch.setattr(precisions, "load_base_model", lambda *args: pytest.fail("it was loaded"))
+    refused = evaluate("--run", run_plain, "--output_dir", tmp_path / "out")
+    assert refused.code == 2
+    assert f"cannot write to {tmp_path / 'out'}" in last_line(refused)
+
+
+def test_an_evaluation_elsewhere_writes_nothing_into_the_run(
+    run_plain: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before, out = contents(run_plain), tmp_path / "out"
+    printed = printed_by(load_script("evaluate"), capfd, "--run", run_plain, "--output_dir", out)
+    assert printed.code == 0, printed
+    assert contents(run_plain) == before
+    assert f"report    {out}/report.html" in printed.stdout
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "same problems, paired" in page  # of the evaluations there

@@ -18,6 +18,7 @@ from sologrpo.evaluation import generators
 from sologrpo.evaluation.completion_log import LOG, CompletionLog
 from sologrpo.evaluation.evaluate import (
     VALIDATION_SCORES,
+    Task,
     complete_all,
     describe_problems,
     evaluate,
@@ -114,7 +115,8 @@ def test_written_results(
         for record in generate_records(model, tokenizer, problems, NEW_TOKENS)
     ]
     baseline = Evaluated(before, {"label": "before"})
-    records, returned = evaluate(model, tokenizer, problems, settings, baseline)
+    task = Task.plan(settings, problems, tokenizer)
+    records, returned = evaluate(model, tokenizer, task, baseline)
     folder = tmp_path / "eval" / "model"
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert results == json.loads(json.dumps(returned))
@@ -190,7 +192,8 @@ def test_a_resumed_evaluation_equals_an_uninterrupted_one(
     problems = prompts(6)
 
     def run(output: Path, *more: str) -> Evaluated:
-        return evaluate(model, tokenizer, problems, parse(tiny_llama, output, *SAMPLED, *more))
+        settings = parse(tiny_llama, output, *SAMPLED, *more)
+        return evaluate(model, tokenizer, Task.plan(settings, problems, tokenizer))
 
     uninterrupted = run(tmp_path / "uninterrupted").records
     assert len({s.completion for r in uninterrupted for s in r.samples}) > 6  # really sampled
@@ -223,13 +226,18 @@ def test_resuming_a_finished_evaluation_generates_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problems = prompts(4)
-    settings = parse(tiny_llama, tmp_path, *SAMPLED)
-    first = evaluate(model, tokenizer, problems, settings)
+
+    def run(**changes: Any) -> Evaluated:
+        settings = replace(parse(tiny_llama, tmp_path, *SAMPLED), **changes)
+        return evaluate(model, tokenizer, Task.plan(settings, problems, tokenizer))
+
+    first = run()
     monkeypatch.setattr(generation, "generate_batch", None)
-    resumed = replace(settings, resume=True)
-    assert evaluate(model, tokenizer, problems, resumed) == first
-    with pytest.raises(InputError, match=r"top_p 1\.0, not 0\.5"):
-        evaluate(model, tokenizer, problems, replace(resumed, top_p=0.5))
+    assert run(resume=True) == first
+    with pytest.raises(InputError, match=r"--resume: .* top_p 1\.0, not 0\.5"):
+        run(resume=True, top_p=0.5)
+    with pytest.raises(InputError, match=r"holds another evaluation, with top_p 1\.0, not 0\.5"):
+        run(top_p=0.5)
 
 
 # -- memory --------------------------------------------------------------------------------------

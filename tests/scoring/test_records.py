@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from sologrpo.scoring.records import (
     hash_text,
     judge_answer,
     make_record,
+    read_evaluated,
     read_records,
     read_results,
     write_evaluated,
 )
 from sologrpo.scoring.summary import summarise
-from sologrpo.scoring.table import print_ending, print_formats
+from sologrpo.scoring.table import print_ending, print_formats, print_results
 
 RIGHT = "<thinking>\n5 + 7 = 12\n</thinking>\n<answer>\n12\n</answer>"
 WRONG = "<thinking>\n5 + 7 = 13\n</thinking>\n<answer>\n13\n</answer>"
@@ -136,24 +138,28 @@ def test_samples_are_counted_by_problem() -> None:
         assert 0 <= low < sampled["scores"][name] < high <= 1
 
 
-def test_formats_are_compared_with_their_own_baselines() -> None:
-    def evaluated(texts: list[str], asked: str, label: str, baseline: str | None) -> Evaluated:
-        records = [
-            make_record(PROBLEM.model_copy(update={"prompt_format": asked}), answer(t, asked=asked))
-            for t in texts
-        ]
-        results = summarise(records) | {
-            "label": label, "prompt_format": asked, "split": "test", "max_completion_length": 48
-        }  # fmt: skip
-        return Evaluated(records, results | ({"baseline": baseline} if baseline else {}))
+def evaluated(texts: list[str], asked: str = "xml", **settings: Any) -> Evaluated:
+    records = [
+        make_record(PROBLEM.model_copy(update={"prompt_format": asked}), answer(t, asked=asked))
+        for t in texts
+    ]
+    results = summarise(records) | {
+        "prompt_format": asked, "split": "test", "max_completion_length": 48,
+        "settings": {"prompt_format": asked} | settings,
+    }  # fmt: skip
+    return Evaluated(records, results)
 
-    boxed = r"so \boxed{12}"
+
+BOXED = r"so \boxed{12}"
+
+
+def test_formats_are_compared_with_their_own_baselines() -> None:
     comparison = compare_formats(
         {
-            "baseline-boxed": evaluated([boxed, LOOSE, LOOSE], "boxed", "baseline-boxed", None),
-            "baseline": evaluated([WRONG, WRONG, WRONG], "xml", "baseline", None),
-            "trained-boxed": evaluated([LOOSE, boxed, boxed], "boxed", "x", "baseline-boxed"),
-            "trained": evaluated([RIGHT, RIGHT, LOOSE], "xml", "trained", "baseline"),
+            "baseline-boxed": evaluated([BOXED, LOOSE, LOOSE], "boxed"),
+            "baseline": evaluated([WRONG, WRONG, WRONG]),
+            "trained-boxed": evaluated([LOOSE, BOXED, BOXED], "boxed"),
+            "trained": evaluated([RIGHT, RIGHT, LOOSE]),
         },
         ["xml"],
     )
@@ -162,11 +168,36 @@ def test_formats_are_compared_with_their_own_baselines() -> None:
     assert list(rows) == ["xml", "boxed"]  # the trained prompt first
     assert [row["role"] for row in rows.values()] == ["trained", "unseen"]
     assert [row["label"] for row in rows.values()] == ["trained", "trained-boxed"]
+    assert [row["baseline"] for row in rows.values()] == ["baseline", "baseline-boxed"]
     xml, other = rows.values()
     assert (xml["newly_right"], xml["newly_wrong"], xml["delta"]) == (2, 0, 2 / 3)
     assert (xml["baseline_accuracy_lenient"], xml["accuracy_lenient"]) == (0, 1)
     assert (other["newly_right"], other["newly_wrong"], other["baseline_accuracy"]) == (2, 1, 1 / 3)
     assert comparison["verdict"].startswith("No gain under the trained prompt, xml, nor under")
+
+
+def test_formats_that_cannot_be_compared_have_no_verdict() -> None:
+    other = {"baseline": evaluated([WRONG], limit=3), "trained": evaluated([RIGHT], limit=4)}
+    with pytest.raises(InputError, match="baseline: limit 4 here, 3 there"):
+        compare_formats(other, ["xml"])
+
+
+@pytest.mark.parametrize(
+    ("trained", "says"),
+    [
+        (evaluated([RIGHT, LOOSE]), "trained against baseline, same problems: +50.0 points"),
+        (evaluated([RIGHT] * 2, max_completion_length=16),
+         "trained is not compared with baseline: max_completion_length 16 here, None there"),
+        (evaluated([RIGHT]), "trained is not compared with baseline: questions '"),
+    ],
+)  # fmt: skip
+def test_the_table_of_results_compares_what_can_be_compared(trained: Evaluated, says: str) -> None:
+    both = {"baseline": evaluated([WRONG, LOOSE]), "trained": trained}
+    for _, results in both.values():
+        results |= {"seconds": 2.0, "tokens_per_second": 9.0}
+    console = Console(file=io.StringIO(), width=200)
+    print_results(console, both)
+    assert says in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 GAIN, NONE, LOSS = (0.01, 0.3, 0.04), (-0.1, 0.1, 0.9), (-0.3, -0.01, 0.04)
@@ -240,11 +271,13 @@ def test_records_and_results_are_read_back(tmp_path: Path) -> None:
     assert read[0].samples[0] == written[0].samples[0]
     assert read[0].samples[1].completion == "line\u2028break ?"  # half of a surrogate pair
     assert read_results(tmp_path / "results.json") == RESULTS
+    assert read_evaluated(tmp_path) == Evaluated(read, RESULTS)
     assert read_results(tmp_path / "nowhere.json") == {}
 
 
 RESULTS = summarise([record(RIGHT), record(LOOSE)]) | {
-    "seconds": 2.0, "tokens_per_second": 9.0, "settings": {}, "adapter": None, "precision": "merged"
+    "seconds": 2.0, "tokens_per_second": 9.0, "settings": {}, "adapter": None,
+    "precision": "merged", "prompt_format": "xml", "split": "test", "max_completion_length": 48,
 }  # fmt: skip
 OLD: dict[str, Any] = record(RIGHT).model_dump() | {
     "extracted": "99", "correct": False, "integer_answer": False
@@ -298,8 +331,6 @@ def test_files_without_records_are_refused(tmp_path: Path, text: str, message: s
         (json.dumps(RESULTS | {"n": 0}), "n: 0; expected greater than"),
         (json.dumps(RESULTS | {"accuracy": 28}), "accuracy: 28; expected less than"),
         (json.dumps(RESULTS | {"by_kind": {"add": 3}}), "by_kind.add: 3; expected key"),
-        (json.dumps(RESULTS | {"baseline": "baseline"}), "baseline_accuracy: missing"),
-        (json.dumps(RESULTS | {"baseline": "../../x"}), "baseline '../../x'"),
     ],
 )
 def test_damaged_results_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -315,24 +346,22 @@ def test_scoring_imports_no_library_of_models() -> None:
     assert not {"torch", "transformers", "trl", "numpy", "datasets"} & set(printed.split())
 
 
-PAIRED = {"baseline": "baseline", "baseline_accuracy": 0.195, "delta": 0.385,
-          "delta_ci95": [0.326, 0.44]}  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    ("more", "exported", "expected"),
+    ("labels", "exported", "expected"),
     [
-        (PAIRED, False, "accuracy  19.5% -> 58.0%: +38.5 points (95 % interval +32.6 to +44.0)"),
-        ({}, True, "accuracy  58.0% (95 % interval 53.1% to 62.7%)"),
+        (("baseline", "trained"), False,
+         "accuracy  0.0% -> 50.0%: +50.0 points (95 % interval -27.3 to +90.5)"),
+        (("trained",), True, "accuracy  50.0% (95 % interval 9.5% to 90.5%)"),
     ],
-)
+)  # fmt: skip
 def test_the_end_of_an_evaluation_can_be_copied(
-    more: dict[str, Any], exported: bool, expected: str
+    labels: Sequence[str], exported: bool, expected: str
 ) -> None:
     console = Console(file=io.StringIO(), width=40)
     run = Path("runs/my run")
-    results = {"accuracy": 0.58, "accuracy_ci95": [0.531, 0.627], **more}
-    print_ending(console, results, run, {"adapter": run / "adapter"}, exported)
+    both = {"baseline": evaluated([WRONG, LOOSE]), "trained": evaluated([RIGHT, LOOSE])}
+    shown = {label: both[label] for label in labels}
+    print_ending(console, shown, run, {"adapter": run / "adapter"}, exported)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     export = "          sologrpo export --run 'runs/my run' --save_merged 'out/my run'"
     assert lines == [
