@@ -17,7 +17,13 @@ from sologrpo.errors import InputError
 from sologrpo.files import RECORDS, RESULTS, write_atomically
 from sologrpo.sampling.generation import Completion
 from sologrpo.schema import Number, Schema, advising, parse, parse_json, read_bytes, shown
-from sologrpo.scoring.comparison import ADAPTER_HASH, Differences, compare_settings, differing
+from sologrpo.scoring.comparison import (
+    ADAPTER_HASH,
+    Differences,
+    compare_settings,
+    differing,
+    without_hashes,
+)
 from sologrpo.scoring.records import Count, Record, StopReason, read_records, read_results
 
 LOG = "completions.partial.jsonl"
@@ -156,7 +162,8 @@ def check_same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> No
 
 
 def _listed(changed: Differences) -> str:
-    return ", ".join(f"{key} {shown(was)}, not {shown(now)}" for key, (was, now) in changed.items())
+    both = without_hashes(changed).items()
+    return ", ".join(f"{key} {shown(was)}, not {shown(now)}" for key, (was, now) in both)
 
 
 def check_place(
@@ -172,9 +179,6 @@ def check_place(
         identity: of this evaluation, as far as it is known.
         adapter: folder of the adapter.
         resume: continue what is there.
-
-    Raises:
-        InputError: with every setting that differs.
     """
     results, lines = read_results(folder / RESULTS), _complete_lines(folder / LOG)
     before = results.get("settings", {})

@@ -5,7 +5,7 @@ The judge is `rewards.grading`, as in training.
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ from sologrpo.data.dataset import prompt_token_ids, render_prompt, stop_strings
 from sologrpo.environment import environment
 from sologrpo.errors import InputError
 from sologrpo.evaluation.completion_log import CompletionLog, Completions, check_place, open_log
-from sologrpo.evaluation.generators import Generator
 from sologrpo.evaluation.identity import describe_identity, describe_loaded
 from sologrpo.evaluation.precisions import (
     add_adapter,
@@ -30,7 +29,13 @@ from sologrpo.evaluation.precisions import (
 from sologrpo.files import EVALUATIONS, FORMAT_TABLE, inside, make_folder, write_atomically
 from sologrpo.locking import lock_folder
 from sologrpo.model.memory import is_out_of_memory
-from sologrpo.sampling.generation import generate_greedily
+from sologrpo.sampling.generation import (
+    Completion,
+    generate_greedily,
+    generate_in_batches,
+    greedy_config,
+    sampling_config,
+)
 from sologrpo.scoring.comparison import compare
 from sologrpo.scoring.formats import compare_formats
 from sologrpo.scoring.records import (
@@ -43,6 +48,9 @@ from sologrpo.scoring.records import (
     write_evaluated,
 )
 from sologrpo.scoring.summary import summarise
+
+Prompts = Sequence[Sequence[int]]
+Batches = Iterator[list[tuple[int, Completion]]]
 
 # The metrics of validation; docs/metrics.md explains each.
 VALIDATION_SCORES = (
@@ -172,7 +180,7 @@ def evaluate(
         model: with its adapter, if the task's settings name one.
         tokenizer: of the base model.
         task: describes the model; its label names the folder.
-        baseline: an evaluation of the same problems to compare with.
+        baseline: to compare with.
 
     Raises:
         InputError: if the folder holds an evaluation with other settings, or memory runs out.
@@ -180,14 +188,20 @@ def evaluate(
     settings, loaded = task.settings, describe_loaded(model)
     task.check_place(loaded)
     identity = task.identity | loaded
-    prompts = prompt_token_ids(task.dataset["prompt"], tokenizer)
-    generator = Generator(
-        model, tokenizer, settings.max_completion_length, stop_strings(task.dataset),
-        settings.seed, settings.temperature, settings.top_p,
-    )  # fmt: skip
-    log = open_log(task.folder, identity, settings.resume)
-    complete_all(generator, prompts, log, settings.num_samples)
+    limit, stops = settings.max_completion_length, stop_strings(task.dataset)
+    configs = {
+        True: greedy_config(model, tokenizer, limit),
+        False: sampling_config(model, tokenizer, limit, settings.temperature, settings.top_p),
+    }
 
+    def complete(prompts: Prompts, greedy: bool) -> Batches:
+        return generate_in_batches(
+            model, tokenizer, prompts, configs[greedy], stop_strings=stops, seed=settings.seed
+        )
+
+    log = open_log(task.folder, identity, settings.resume)
+    prompts = prompt_token_ids(task.dataset["prompt"], tokenizer)
+    complete_all(complete, prompts, log, settings.num_samples)
     records = judge_all(task.problems, log.completions, settings.num_samples)
     results = summarise(records) | log.describe_speed() | {
         "label": settings.label,
@@ -250,18 +264,18 @@ def generate_records(
 
 
 def complete_all(
-    generator: Generator,
-    prompts: Sequence[Sequence[int]],
+    complete: Callable[[Prompts, bool], Batches],
+    prompts: Prompts,
     log: CompletionLog,
     samples: int = 0,
 ) -> None:
     """Generate the completions that the log lacks: a greedy one per prompt, then the samples.
 
     Args:
-        generator: the model.
+        complete: completes prompts, greedily if the second argument is true.
         prompts: token ids of each prompt.
         log: receives the completions.
-        samples: sampled completions per prompt.
+        samples: per prompt.
 
     Raises:
         InputError: if a single prompt does not fit into memory. The log keeps what is generated.
@@ -271,8 +285,12 @@ def complete_all(
         missing = [key for key in keys if key not in log.completions]
         if not missing:
             continue
+        start = time.perf_counter()
         try:
-            _complete(generator, prompts, missing, greedy, log)
+            for batch in complete([prompts[index] for index, _ in missing], greedy):
+                done = {missing[row]: completion for row, completion in batch}
+                log.append(done, time.perf_counter() - start)
+                start = time.perf_counter()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -280,20 +298,6 @@ def complete_all(
                 "out of memory with a single prompt: lower --max_completion_length; "
                 f"{len(log.completions)} completions are kept for --resume"
             ) from error
-
-
-def _complete(
-    generator: Generator,
-    prompts: Sequence[Sequence[int]],
-    keys: Sequence[tuple[int, int]],
-    greedy: bool,
-    log: CompletionLog,
-) -> None:
-    start = time.perf_counter()
-    for batch in generator.complete([prompts[index] for index, _ in keys], greedy):
-        completions = {keys[row]: completion for row, completion in batch}
-        log.append(completions, time.perf_counter() - start)
-        start = time.perf_counter()
 
 
 # -- judging -------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from sologrpo.files import (
 )
 from sologrpo.hub import is_hub_name
 from sologrpo.schema import Schema, read_json
-from sologrpo.scoring.comparison import Pair, pair_with_baselines
+from sologrpo.scoring.comparison import Pair, pair_with_baselines, without_hashes
 from sologrpo.scoring.records import Evaluated, read_evaluated
 from sologrpo.scoring.table import paired_line, score_rows
 
@@ -156,7 +156,8 @@ def _compared(pair: Pair) -> str:
     """Write a comparison; of what stands in its way only the names, since a value can be a path."""
     if pair.numbers is not None:
         return paired_line(pair)
-    return f"{pair.label} is not compared with {pair.baseline}: other {', '.join(pair.differ)}"
+    names = ", ".join(without_hashes(pair.differ))
+    return f"{pair.label} is not compared with {pair.baseline}: other {names}"
 
 
 def _metadata(

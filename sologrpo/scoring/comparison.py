@@ -14,18 +14,11 @@ ADAPTER_HASH = "adapter_hash"
 
 
 def compare_settings(here: Settings, there: Settings) -> Differences:
-    """Find the settings that keep two evaluations from being compared.
+    """Find the settings that keep two evaluations from being compared; empty if none does.
 
     The adapter is what a comparison is about, so it may differ. The base model alone is the same
     model in the precisions `merged` and `adapter`. The seed chooses the problems of a `limit`, and
     samples.
-
-    Args:
-        here: `settings` of one `results.json`.
-        there: of the other.
-
-    Returns:
-        Both values by name; empty if the two can be compared.
 
     Example:
         >>> compare_settings({"limit": 3, "adapter_hash": "9f86"}, {"limit": 20})
@@ -51,6 +44,11 @@ def differing(here: Settings, there: Settings) -> Differences:
     }
 
 
+def without_hashes(found: Differences) -> Differences:
+    """Leave out the hashes, unless nothing else differs: a setting explains them."""
+    return {name: both for name, both in found.items() if not name.endswith("_hash")} or found
+
+
 def differences(here: Evaluated, there: Evaluated) -> Differences:
     """Find what keeps two evaluations from being compared: settings, or else their questions."""
     asked = (hash_text("".join(r.question_hash for r in e.records)) for e in (here, there))
@@ -74,20 +72,13 @@ class Pair(NamedTuple):
 
     def apart(self) -> str:
         """Say in one line why the two are not compared."""
-        both = self.differ.items()
+        both = without_hashes(self.differ).items()
         found = ", ".join(f"{name} {shown(a)} here, {shown(b)} there" for name, (a, b) in both)
         return f"{self.label} is not compared with {self.baseline}: {found}"
 
 
 def pair_with_baselines(evaluated: Mapping[str, Evaluated]) -> list[Pair]:
-    """Pair each trained model with the baseline that differs least, and compare them if possible.
-
-    Args:
-        evaluated: by label; those of baselines begin with `BASELINE`.
-
-    Returns:
-        In the given order; empty without a baseline.
-    """
+    """Pair each trained model with the baseline that differs least, compared if nothing differs."""
     baselines = [label for label in evaluated if label.startswith(BASELINE)]
     pairs = []
     for label, after in evaluated.items():

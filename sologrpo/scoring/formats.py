@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sologrpo.errors import InputError
-from sologrpo.scoring.comparison import pair_with_baselines
+from sologrpo.scoring.comparison import differing, pair_with_baselines
 from sologrpo.scoring.records import Evaluated
 
 TRAINED, UNSEEN, HARNESS = "trained", "unseen", "harness's"
@@ -13,6 +13,7 @@ HARNESS_FORMAT = "lm_eval"
 # Rates that explain a difference, before and after.
 RATES = ("accuracy_lenient", "format_rate", "truncated_rate")
 
+OF_PROMPT = {"prompt_format", "prompts_hash"}  # settings in which the rows may differ
 MANY_CUT_OFF = 0.1  # of the answers: a gain can then be a gain in brevity
 SIGNIFICANT = 0.05  # exact McNemar p; the interval is approximate, and the two can disagree
 RULE = (
@@ -35,13 +36,16 @@ def compare_formats(evaluated: Mapping[str, Evaluated], trained: Sequence[str]) 
         role, labels, the paired comparison, and `RATES` of both models.
 
     Raises:
-        InputError: if the models cannot be compared under one of the prompts.
+        InputError: if they cannot be compared under one of the prompts, or are several models.
     """
     rows = {}
-    for pair in pair_with_baselines(evaluated):
+    for pair in (pairs := pair_with_baselines(evaluated)):
         if pair.numbers is None:
             raise InputError(pair.apart())
         before, after = evaluated[pair.baseline].results, evaluated[pair.label].results
+        first = evaluated[pairs[0].label].results["settings"]
+        if others := differing(first, after["settings"]).keys() - OF_PROMPT:
+            raise InputError(f"{pairs[0].label} and {pair.label} have another {min(others)}")
         name = after["prompt_format"]
         rows[name] = {
             "role": _role(name, trained),

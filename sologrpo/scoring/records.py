@@ -24,7 +24,7 @@ from rewards.grading import (
 from sologrpo.errors import InputError
 from sologrpo.files import RECORDS, RESULTS, write_atomically
 from sologrpo.schema import Schema, advising, one_of, parse, read_json, read_json_lines
-from sologrpo.scoring.statistics import Interval
+from sologrpo.scoring.statistics import Comparison, Interval
 
 # Why a completion ended.
 END_TOKEN, STOP_STRING, LENGTH = "end_token", "stop_string", "length"
@@ -238,7 +238,7 @@ def read_results(path: Path) -> dict[str, Any]:
 
 
 def read_evaluated(folder: Path) -> Evaluated:
-    """Read an evaluation.
+    """Read an evaluation, without paired figures: the other side may have changed since.
 
     Raises:
         InputError: if a file is missing or damaged, or the two do not belong together.
@@ -250,4 +250,5 @@ def read_evaluated(folder: Path) -> Evaluated:
             f"{folder} is damaged: {RESULTS} says {results['accuracy']:.1%} of {results['n']}, "
             f"{RECORDS} {right / n:.1%} of {n}: evaluate again"
         )
-    return Evaluated(records, results)
+    paired = Comparison.model_fields.keys() - Results.model_fields.keys() | {"baseline"}
+    return Evaluated(records, {k: v for k, v in results.items() if k not in paired})

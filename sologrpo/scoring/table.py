@@ -36,12 +36,7 @@ SPEED = (("seconds", "seconds"), ("tokens_per_second", "tokens per second"))
 
 
 def print_results(console: Console, evaluated: Mapping[str, Evaluated]) -> None:
-    """Print sample completions of the last model, then the table of all models.
-
-    Args:
-        console: to print on.
-        evaluated: by label.
-    """
+    """Print sample completions of the last model, the table of all models, and the comparison."""
     last = list(evaluated.values())[-1]
     for record in last.records[:SAMPLES_SHOWN]:
         _print_sample(console, record)
@@ -134,9 +129,7 @@ def print_ending(
     """Print what to copy at the end: the accuracy before and after, paths, the next commands.
 
     Args:
-        console: to print on.
-        evaluated: by label, the trained model last; empty after several prompts.
-        run: directory of the run.
+        evaluated: the trained model last; empty after several prompts.
         files: of the run, by name.
         exported: a model was saved already.
     """
@@ -162,12 +155,7 @@ def _accuracy(evaluated: Mapping[str, Evaluated]) -> str:
 
 
 def print_formats(console: Console, comparison: Results) -> None:
-    """Print one row per prompt, base model -> trained model, and whether the gain travels.
-
-    Args:
-        console: to print on. A row has two lines, so that it fits into 80 columns.
-        comparison: from `compare_formats`.
-    """
+    """Print one row per prompt, of two lines to fit into 80 columns, and if the gain travels."""
     title = f"{comparison['n']} test problems, greedy; base model -> trained model"
     table = Table(title=title)
     table.add_column("prompt")

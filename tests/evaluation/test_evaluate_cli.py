@@ -21,9 +21,9 @@ from sologrpo.config.evaluation import parse_evaluation
 from sologrpo.data.dataset import prompt_format_of
 from sologrpo.errors import InputError
 from sologrpo.evaluation import precisions
-from sologrpo.evaluation.generators import Generator
 from sologrpo.model import fitting
 from sologrpo.model.loading import load_base_model
+from sologrpo.sampling.generation import generate_in_batches
 from tiny import rows, write_rows
 
 NEW_TOKENS = 12
@@ -246,12 +246,12 @@ def test_both_models_answer_under_every_prompt(
         done.append([path.parent.name for path in run_plain.glob("eval/*/results.json")])
         return precisions.add_adapter(*args)
 
-    def keep(*args: Any) -> Any:
-        stops.append(args[3])
-        return Generator(*args)
+    def keep(*args: Any, stop_strings: list[str], seed: int) -> Any:
+        stops.append(stop_strings)
+        return generate_in_batches(*args, stop_strings=stop_strings, seed=seed)
 
     monkeypatch.setattr("sologrpo.evaluation.evaluate.add_adapter", add)
-    monkeypatch.setattr("sologrpo.evaluation.evaluate.Generator", keep)
+    monkeypatch.setattr("sologrpo.evaluation.evaluate.generate_in_batches", keep)
     printed = evaluate("--run", run_plain, *FORMATS)
     assert printed.code == 0, printed
     assert folders(run_plain) == BASELINES + TRAINED
@@ -542,7 +542,7 @@ def test_a_label_is_kept_for_one_evaluation(
     with monkeypatch.context() as patch:
         patch.setattr(precisions, "load_base_model", lambda *args: pytest.fail("it was loaded"))
         for flags, says in (
-            (["--limit", "3"], "with limit None, not 3, "),
+            (["--limit", "3"], "with limit None, not 3: "),
             (["--max_completion_length", "2"], "with max_completion_length 12, not 2: "),
             (["--num_samples", "2"], "with num_samples 0, not 2, temperature None, not 1.0, "),
             (["--adapter", str(other)], "with adapter_hash '"),

@@ -14,7 +14,6 @@ from sologrpo.config.arguments import RunArguments
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
 from sologrpo.data.dataset import build_prompts, prompt_token_ids, render_prompt
 from sologrpo.errors import InputError
-from sologrpo.evaluation import generators
 from sologrpo.evaluation.completion_log import LOG, CompletionLog
 from sologrpo.evaluation.evaluate import (
     VALIDATION_SCORES,
@@ -26,12 +25,17 @@ from sologrpo.evaluation.evaluate import (
     generate_records,
     judge_all,
 )
-from sologrpo.evaluation.generators import Generator
 from sologrpo.evaluation.identity import ADAPTER_FILES
 from sologrpo.manifest import MODEL_FILES, hash_files
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.sampling import generation
-from sologrpo.sampling.generation import Completion, generate_greedily
+from sologrpo.sampling.generation import (
+    Completion,
+    generate_greedily,
+    generate_in_batches,
+    greedy_config,
+    sampling_config,
+)
 from sologrpo.scoring.records import Evaluated, read_records
 from sologrpo.scoring.summary import summarise
 from tiny import rows
@@ -172,7 +176,7 @@ def batches_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
     def count_rows(prompts: list[list[int]], *_: Any) -> list[int]:
         return list(range(1, len(prompts) + 1))
 
-    monkeypatch.setattr(generators, "generate_in_batches", in_small_batches)
+    monkeypatch.setattr("sologrpo.evaluation.evaluate.generate_in_batches", in_small_batches)
     monkeypatch.setattr(generation, "_tokens_of_batches", count_rows)
 
 
@@ -265,8 +269,9 @@ def test_a_crash_is_not_a_wrong_answer(
     monkeypatch.setattr(generation, "generate_batch", fail)
     ids = prompt_token_ids(prompts(2)["prompt"], tokenizer)
     log = CompletionLog(tmp_path / "log", {}, resume=False)
+    config = greedy_config(model, tokenizer, NEW_TOKENS)
     with pytest.raises(raised, match=message):
-        complete_all(Generator(model, tokenizer, NEW_TOKENS), ids, log)
+        complete_all(lambda *_: generate_in_batches(model, tokenizer, ids, config), ids, log)
 
 
 # -- sampling ------------------------------------------------------------------------------------
@@ -277,10 +282,11 @@ def test_samples_depend_on_the_seed_alone(
 ) -> None:
     ids = prompt_token_ids(prompts(4)["prompt"], tokenizer)
 
-    def sample(seed: int, **how: float) -> list[str]:
+    def sample(seed: int, temperature: float = 1.0, top_p: float = 1.0) -> list[str]:
         torch.rand(seed + 1)  # other random numbers are drawn before
-        generator = Generator(model, tokenizer, NEW_TOKENS, seed=seed, **how)
-        pairs = [pair for batch in generator.complete(ids, greedy=False) for pair in batch]
+        config = sampling_config(model, tokenizer, NEW_TOKENS, temperature, top_p)
+        batches = generate_in_batches(model, tokenizer, ids, config, seed=seed)
+        pairs = [pair for batch in batches for pair in batch]
         return [completion.text for _, completion in sorted(pairs, key=lambda pair: pair[0])]
 
     assert sample(0) == sample(0)

@@ -31,7 +31,7 @@ WRITES = {
 }
 # Content that is never lost, wherever it is moved to.
 SAVED = tuple(f"home/{name}" for name in (f"{RUN}/checkpoint-", f"{RUN}/completions",
-                                          f"{RUN}/adapter", "runs/other", "models"))  # fmt: skip
+                                          f"{RUN}/adapter", "models"))  # fmt: skip
 # Exit 1 of a command that worked: it found something.
 FINDS = ("rewards check", "doctor")
 

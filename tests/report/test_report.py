@@ -428,6 +428,7 @@ def test_a_changed_side_never_leaves_two_figures(run_dir: Path, label: str) -> N
               "both_wrong": 0}  # fmt: skip
     results.write_text(json.dumps(json.loads(results.read_text()) | stated))
     assert compared(run_dir) == {"trained": "+28.3"}  # of the records
+    assert "mcnemar_p" not in page_at(run_dir / "report.html").text
     folder = run_dir / "eval" / label
     rows = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     write_lines(folder / "records.jsonl", [{**row, "correct": False} for row in rows])

@@ -180,6 +180,13 @@ def test_formats_that_cannot_be_compared_have_no_verdict() -> None:
     other = {"baseline": evaluated([WRONG], limit=3), "trained": evaluated([RIGHT], limit=4)}
     with pytest.raises(InputError, match="baseline: limit 4 here, 3 there"):
         compare_formats(other, ["xml"])
+    mixed = {
+        "baseline": evaluated([WRONG]), "baseline-boxed": evaluated([LOOSE], "boxed"),
+        "trained": evaluated([RIGHT], adapter_hash="9f86"),
+        "trained-boxed": evaluated([BOXED], "boxed", adapter_hash="d7a8"),  # before more training
+    }  # fmt: skip
+    with pytest.raises(InputError, match="trained and trained-boxed have another adapter_hash"):
+        compare_formats(mixed, ["xml"])
 
 
 @pytest.mark.parametrize(
