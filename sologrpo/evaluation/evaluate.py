@@ -136,7 +136,7 @@ def evaluate_formats(
 
 @dataclass(frozen=True)
 class Task:
-    """What one model is asked, and how.
+    """Hold what one model is asked, and how.
 
     Attributes:
         dataset: rows with `prompt`, from `load_test_prompts`.

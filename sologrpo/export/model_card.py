@@ -153,7 +153,7 @@ def read_run(run: Path | None) -> RunFacts:
 
 
 def _compared(pair: Pair) -> str:
-    """Write a comparison; of what stands in its way only the names, since a value can be a path."""
+    """Write a comparison, or the names of settings that prevent it: their values can be paths."""
     if pair.numbers is not None:
         return paired_line(pair)
     names = ", ".join(without_hashes(pair.differ))

@@ -56,7 +56,7 @@ class _PromptFormat(Schema):
 
 
 class _PromptFormats(Schema):
-    """What is read of a `prompt_formats.json`: which evaluations belong together."""
+    """Describe what is read of a `prompt_formats.json`: the evaluations that belong together."""
 
     prompt_formats: Annotated[dict[str, _PromptFormat], Field(min_length=1)]
 

@@ -1,4 +1,4 @@
-"""Compare a trained model with its baseline problem by problem, or say why that would be wrong."""
+"""Compare a trained model with its baseline problem by problem, or explain why not."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -71,7 +71,7 @@ class Pair(NamedTuple):
     differ: Differences
 
     def apart(self) -> str:
-        """Say in one line why the two are not compared."""
+        """Explain in one line why the two are not compared."""
         both = without_hashes(self.differ).items()
         found = ", ".join(f"{name} {shown(a)} here, {shown(b)} there" for name, (a, b) in both)
         return f"{self.label} is not compared with {self.baseline}: {found}"

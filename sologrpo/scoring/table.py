@@ -106,7 +106,7 @@ def _length(lengths: Mapping[str, float] | None) -> str:
 
 
 def paired_line(pair: Pair) -> str:
-    """Write a comparison in one sentence, or what stands in its way."""
+    """Write a comparison in one sentence, or the settings that prevent it."""
     if (result := pair.numbers) is None:
         return pair.apart()
     low, high = result["delta_ci95"]

@@ -384,7 +384,7 @@ def test_the_gain_under_other_prompts_is_computed_from_the_records(tmp_path: Pat
 
 
 def compared(run_dir: Path) -> dict[str, str]:
-    """What the page says of each trained model: the points, or that it is not compared."""
+    """The points of each trained model on the page, or why it is not compared."""
     text = section(write_report(run_dir), "scores")
     found = re.findall(r"(trained\S*|mine) ([+-][\d.]+) [+-][\d.]+ to ", text)
     return dict(found) | dict(re.findall(r"(\S+) is not compared with (.*? there)", text))

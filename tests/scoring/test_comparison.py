@@ -1,4 +1,4 @@
-"""Which evaluations can be compared. The reading of the settings here is independent of ours."""
+"""Evaluations that can be compared. The reading of the settings here is independent of ours."""
 
 from typing import Any
 
