@@ -2,9 +2,7 @@
 
 Reads in the order that the data flows: settings -> tokenizer -> test problems -> evaluation of the
 baseline and of the trained model -> table -> export -> report.
-`--compare_precisions` evaluates the trained model in every precision instead, `--prompt_formats`
-both models under several prompts. `--regrade` judges the completions of an earlier evaluation
-again, without a model.
+`--prompt_formats` evaluates both models under several prompts.
 """
 
 if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need not wait for them
@@ -13,45 +11,26 @@ if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need no
     start_script("evaluate")
 
 import sys
-from collections.abc import Sequence
 
+from sologrpo.config import parse_evaluation
 from sologrpo.console import Terminal, quiet_libraries
+from sologrpo.data import load_test_prompts
 from sologrpo.errors import one_line_errors
-from sologrpo.scoring import (
-    print_ending,
-    print_formats,
-    print_precisions,
-    print_results,
-    regrade,
-)
+from sologrpo.evaluation import evaluate_formats, evaluate_models
+from sologrpo.export import begin_export, export_and_push
+from sologrpo.model import check_adapter, load_tokenizer
+from sologrpo.report import write_report
+from sologrpo.scoring import print_ending, print_formats, print_results
 from sologrpo.startup import end_imports
 
 
 @one_line_errors
 def main() -> None:
-    """Evaluate models, or judge stored completions again."""
-    arguments = sys.argv[1:]
-    if any(argument.partition("=")[0] == "--regrade" for argument in arguments):
-        end_imports()
-        regrade(arguments)
-    else:
-        evaluate(arguments)
-
-
-def evaluate(arguments: Sequence[str]) -> None:
     """Run the stages of an evaluation."""
-    # Imported here because `--regrade` does not need torch, and should not wait for it.
-    from sologrpo.config import parse_evaluation
-    from sologrpo.data import load_test_prompts
-    from sologrpo.evaluation import evaluate_formats, evaluate_models, evaluate_precisions
-    from sologrpo.export import begin_export, export_and_push
-    from sologrpo.model import check_adapter, load_tokenizer
-    from sologrpo.report import write_report
-
     end_imports()
     quiet_libraries()
     console = Terminal()
-    settings = parse_evaluation(arguments)
+    settings = parse_evaluation(sys.argv[1:])
     if settings.adapter:
         check_adapter(settings.adapter, settings.model.model_name_or_path)
     export = begin_export(settings)
@@ -62,21 +41,19 @@ def evaluate(arguments: Sequence[str]) -> None:
         data = settings.in_format(name).data
         problems[name] = load_test_prompts(data, settings.limit, settings.seed, tokenizer)
 
-    results = None
-    if settings.compare_precisions:
-        print_precisions(console, evaluate_precisions(settings, tokenizer, problems))
-    elif len(problems) > 1:
+    evaluated = {}
+    if len(problems) > 1:
         print_formats(console, evaluate_formats(settings, tokenizer, problems))
     else:
         evaluated = evaluate_models(settings, tokenizer, problems)
-        results = [*evaluated.values()][-1].results
         print_results(console, evaluated)
 
     if export is not None:
         export_and_push(export, console)
     if settings.run:
-        files = {"adapter": settings.adapter, "report": write_report(settings.run)}
-        print_ending(console, results, settings.run, files, exported=export is not None)
+        report = write_report(settings.run, settings.output_dir)
+        files = {"adapter": settings.adapter, "report": report}
+        print_ending(console, evaluated, settings.run, files, exported=export is not None)
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "evaluate": (_script("evaluate.py"), "evaluate a run, an adapter or a model"),
     "chat": (_main_of("sologrpo.chat"), "ask the base and the trained model of a run"),
     "export": (_main_of("sologrpo.export.export"), "merge a run's adapter, save it, push it"),
-    "report": (_main_of("sologrpo.report.command"), "write the report of a run, or compare runs"),
+    "report": (_main_of("sologrpo.report.command"), "write the report of a run, or follow it"),
     "doctor": (_main_of("sologrpo.plan.doctor"), "check whether this machine can train"),
     "rewards": (_rewards, "list the rewards, score a completion, check the rewards of a recipe"),
     "recipes": (_recipes, "list the recipes, or copy one"),

@@ -23,11 +23,10 @@ CHECKPOINT = "checkpoint-{}"  # of a step, as transformers names it
 LOCK = ".lock"
 ADAPTER = "adapter"
 EVALUATIONS = "eval"  # one folder per label
+BASELINE = "baseline"  # labels of the base model begin with it, and no others
 RECORDS = "records.jsonl"  # of an evaluation
 RESULTS = "results.json"
-# In `eval`, of the evaluations whose labels end alike.
-PRECISION_TABLE = "precisions{}.json"
-FORMAT_TABLE = "prompt_formats{}.json"
+FORMAT_TABLE = "prompt_formats{}.json"  # in `eval`, of the evaluations whose labels end alike
 REWARD_CURVE = "reward_curve.png"
 REPORT = "report.html"
 

@@ -118,6 +118,15 @@ def eval_record(index: int, correct: bool, completion: str) -> dict[str, Any]:
     }
 
 
+SETTINGS = {
+    "model": "HuggingFaceTB/SmolLM2-135M", "model_revision": "12fd25f", "model_hash": None,
+    "precision": "merged", "dtype": "bfloat16", "quantisation": None, "engine": "transformers",
+    "dataset": "quickstart", "split": "test", "limit": None, "seed": 0, "problems_hash": "d7a8",
+    "prompts_hash": "fbb3", "prompt_format": "xml", "max_completion_length": 48,
+    "num_samples": 0, "temperature": None, "top_p": None, "chat_template_hash": "07d7",
+}  # fmt: skip
+
+
 def write_eval(run_dir: Path, label: str, right: list[bool], **extra: Any) -> None:
     rows = [eval_record(i, ok, f"<answer>\n{i}\n</answer>") for i, ok in enumerate(right)]
     results = {
@@ -129,26 +138,17 @@ def write_eval(run_dir: Path, label: str, right: list[bool], **extra: Any) -> No
         "adapter": None if label.startswith("baseline") else "adapter",
         "precision": "bf16",
         "prompt_format": "xml",
-        "settings": {},
+        "split": "test",
+        "max_completion_length": 48,
         **extra,
+        "settings": SETTINGS
+        | {"adapter_hash": None if label.startswith("baseline") else "9f86"}
+        | extra.get("settings", {}),
     }
     folder = run_dir / "eval" / label
     folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
     write_lines(folder / "records.jsonl", rows)
-
-
-def formats_table(verdict: str, **changes: dict[str, Any]) -> dict[str, Any]:
-    """Make the content of a `prompt_formats.json`, with a row for each format."""
-    row = {
-        "role": "trained", "label": "trained", "baseline": "baseline",
-        "n": 400, "baseline_accuracy": 0.192, "accuracy": 0.49, "delta": 0.298,
-        "delta_ci95": [0.238, 0.354], "mcnemar_p": 1.1e-20, "both_right": 49, "newly_right": 147,
-        "newly_wrong": 28, "both_wrong": 176, "baseline_accuracy_lenient": 0.215,
-        "accuracy_lenient": 0.49, "baseline_truncated_rate": 0.18, "truncated_rate": 0.0,
-    }  # fmt: skip
-    rows = {name: row | change for name, change in changes.items()}
-    return {"verdict": verdict, "n": 400, "split": "test", "prompt_formats": rows}
 
 
 def write_run(root: Path) -> Path:
@@ -188,13 +188,14 @@ def attack_everywhere(run_dir: Path) -> None:
     table["advantage"] = [0.0]
     (run_dir / "completions").mkdir()
     pd.DataFrame(table).to_parquet(run_dir / "completions" / "completions_00001.parquet")
-    row = dict.fromkeys(("role", "label", "baseline"), ATTACK)
-    table = formats_table(ATTACK, **{ATTACK: row}) | {"split": ATTACK}
-    write_lines(run_dir / "eval" / "prompt_formats.json", [table])
-    hostile = {"model": ATTACK, "precision": ATTACK, "by_kind": {ATTACK: {"n": 2, "accuracy": 0.5}}}
+    row = {"role": ATTACK, "label": "trained", "baseline": "baseline"}
+    write_lines(run_dir / "eval" / "prompt_formats.json", [{"prompt_formats": {ATTACK: row}}])
+    hostile = dict.fromkeys(("model", "precision", "prompt_format", "split"), ATTACK)
+    hostile |= {"by_kind": {ATTACK: {"n": 2, "accuracy": 0.5}}}
     for label, right in (("baseline", [True, False]), ("trained", [False, True])):
         write_eval(run_dir, label, right, **hostile)
         records = [eval_record(i, ok, ATTACK) for i, ok in enumerate(right)]
         fields = {"question": ATTACK, "gold": f"{ATTACK} #### 1", "extracted": ATTACK}
         hurt = [{**record, **fields, "kind": ATTACK} for record in records]
         write_lines(run_dir / "eval" / label / "records.jsonl", hurt)
+    write_eval(run_dir, "trained-apart", [True], settings={"model": ATTACK})

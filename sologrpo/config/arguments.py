@@ -26,16 +26,13 @@ TRL_EPSILON = 1e-4
 # The ways to combine an adapter with its base model. Each rounds differently, and so is a different
 # model (docs/evaluation.md).
 MERGED, MERGED_DEQUANTISED, UNMERGED = "merged", "merged_dequantised", "adapter"
-UNMERGED_NF4, MERGED_REQUANTISED = "nf4_adapter", "merged_requantised"
+UNMERGED_NF4 = "nf4_adapter"
 PRECISIONS = {
     MERGED: "adapter merged into the unquantised base",
     MERGED_DEQUANTISED: "adapter merged into the dequantised NF4 base",
     UNMERGED: "unquantised base, adapter not merged",
     UNMERGED_NF4: "NF4 base, adapter not merged (what a 4-bit run trains)",
-    MERGED_REQUANTISED: "the default merge of the run, quantised to NF4 again",
 }
-
-EVALUATION_ENGINES = ("transformers", "vllm")
 
 # Defaults for LoRA on one GPU; TRL's are for full fine-tuning on a cluster. A recipe in configs/
 # lists only what differs from these.

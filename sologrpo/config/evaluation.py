@@ -7,7 +7,6 @@ code run or names a place to write. Trust comes from the command line alone.
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,9 @@ from transformers.hf_argparser import HfArg
 from trl import ModelConfig
 
 from sologrpo.config.arguments import (
-    EVALUATION_ENGINES,
     MERGED,
     MERGED_DEQUANTISED,
     PRECISIONS,
-    UNMERGED,
-    UNMERGED_NF4,
     RunArguments,
     SoloGRPOConfig,
 )
@@ -29,7 +25,7 @@ from sologrpo.config.export import ORIGINAL, ExportArguments, check_export_argum
 from sologrpo.config.parsing import RENAMED, CheckedParser
 from sologrpo.environment import fix_prompt_date, read_environment
 from sologrpo.errors import InputError
-from sologrpo.files import ADAPTER, RUN_CONFIG, check_name
+from sologrpo.files import ADAPTER, BASELINE, RUN_CONFIG, check_name
 from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.schema import read_yaml
 
@@ -44,7 +40,6 @@ OF_DATA = (
     "prompt_formats", "system_prompt", "worked_examples",
 )  # fmt: skip
 OF_TRAINING = ("max_completion_length", "seed")
-BASELINE = "baseline"
 
 
 @dataclass
@@ -64,24 +59,12 @@ class EvaluationArguments:
         help="Weights to evaluate: "
         + "; ".join(f"{name}: {description}" for name, description in PRECISIONS.items()),
     )
-    compare_precisions: bool = HfArg(
-        default=False, help="Evaluate the adapter in every precision, and compare"
-    )
-    engine: str = HfArg(
-        default="transformers",
-        metadata={"choices": list(EVALUATION_ENGINES)},
-        help="Engine that generates: our loop on transformers, or vLLM if it is installed",
-    )
     num_samples: int = HfArg(
         default=0, help="Also sample this many completions per problem, for pass@k and maj@k"
     )
     temperature: float = HfArg(default=1.0, help="Temperature of those completions")
     top_p: float = HfArg(default=1.0, help="Nucleus of those completions")
     resume: bool = HfArg(default=False, help="Resume an interrupted evaluation")
-    regrade: str | None = HfArg(
-        default=None, help="Judge the completions of this records.jsonl again, without a model"
-    )
-    write: bool = HfArg(default=False, help="With regrade: write the new verdicts to the files")
     dataset_name: str | None = HfArg(default=None, help="As in training")
     dataset_config: str | None = HfArg(default=None, help="As in training")
     dataset_test_split: str | None = HfArg(default=None, help="As in training")
@@ -133,14 +116,12 @@ class EvaluationSettings:
     trained_in_4bit: bool
     precision: str
     is_precision_given: bool
-    compare_precisions: bool
     data: RunArguments
     prompt_formats: list[str]
     trained_formats: list[str]
     max_completion_length: int
     limit: int | None
     seed: int
-    engine: str
     num_samples: int
     temperature: float
     top_p: float
@@ -148,11 +129,6 @@ class EvaluationSettings:
     trust_remote_code: bool
     training_seed: int | None
     export: ExportArguments
-
-    @property
-    def trained_precision(self) -> str:
-        """The precision in which the adapter was trained."""
-        return UNMERGED_NF4 if self.trained_in_4bit else UNMERGED
 
     @property
     def suffix(self) -> str:
@@ -168,6 +144,10 @@ class EvaluationSettings:
     def baseline_label(self) -> str:
         """Name of the baseline's result under eval/."""
         return BASELINE + self.suffix
+
+    def of_baseline(self) -> "EvaluationSettings":
+        """Evaluate the base model alone."""
+        return replace(self, adapter=None, given_label=self.baseline_label)
 
     def in_precision(self, precision: str) -> "EvaluationSettings":
         """Replace the default precision by another one, which the labels then name."""
@@ -233,8 +213,15 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     data = replace(own, **given)
     others = [getattr(data, name) for name in names if getattr(data, name) != getattr(own, name)]
+    length = saved.get("max_completion_length") or 512
+    sizes = {
+        "limit": args.limit,
+        "length": args.max_completion_length if args.max_completion_length != length else None,
+        "samples": args.num_samples,
+    }
+    others += [f"{name}{size}" for name, size in sizes.items() if size]
     trained_formats = own.prompt_formats or [own.prompt_format]
-    _check_evaluation(args, adapter)
+    _check_evaluation(args)
     formats = _check_formats(args, own.prompt_format, trained_formats)
     precision = args.precision or (
         MERGED if export.merge_into == ORIGINAL else _usual_precision(trained_in_4bit)
@@ -251,16 +238,12 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
         trained_in_4bit=trained_in_4bit,
         precision=precision,
         is_precision_given=bool(args.precision) or export.merge_into == ORIGINAL,
-        compare_precisions=args.compare_precisions,
         data=data,
         prompt_formats=formats,
         trained_formats=trained_formats,
-        max_completion_length=args.max_completion_length
-        or saved.get("max_completion_length")
-        or 512,
+        max_completion_length=args.max_completion_length or length,
         limit=args.limit,
         seed=args.seed,
-        engine=args.engine,
         num_samples=args.num_samples,
         temperature=args.temperature,
         top_p=args.top_p,
@@ -324,9 +307,8 @@ def _check_formats(args: EvaluationArguments, own: str, trained: Sequence[str]) 
             "--prompt_formats compares a run with its base model: give --run runs/NAME, and leave "
             "--baseline false out"
         )
-    if args.prompt_format or args.compare_precisions:
-        other = "--prompt_format" if args.prompt_format else "--compare_precisions"
-        raise InputError(f"--prompt_formats does not work with {other}: leave one out")
+    if args.prompt_format:
+        raise InputError("--prompt_formats does not work with --prompt_format: leave one out")
     if len(set(names) & set(trained)) in (0, len(names)):
         raise InputError(
             "--prompt_formats compares the gain under the prompt that was trained with others: "
@@ -335,7 +317,7 @@ def _check_formats(args: EvaluationArguments, own: str, trained: Sequence[str]) 
     return names
 
 
-def _check_evaluation(args: EvaluationArguments, adapter: str | None) -> None:
+def _check_evaluation(args: EvaluationArguments) -> None:
     """Refuse options that cannot work, or that would be ignored."""
     if args.label is not None:
         label = check_name(args.label, "--label").lower()
@@ -343,19 +325,3 @@ def _check_evaluation(args: EvaluationArguments, adapter: str | None) -> None:
             raise InputError(f"--label {args.label} is reserved: give another name")
     if not args.num_samples and (args.temperature, args.top_p) != (1.0, 1.0):
         raise InputError("temperature and top_p are for num_samples: add --num_samples 8")
-    if args.write:
-        raise InputError("--write belongs to --regrade FILE")
-    if args.compare_precisions and not adapter:
-        raise InputError(
-            "--compare_precisions compares the precisions of an adapter: add --adapter"
-        )
-    if args.compare_precisions and (args.precision or args.label):
-        raise InputError(
-            "--compare_precisions evaluates all precisions, each with its own label: leave "
-            "--precision and --label out"
-        )
-    if args.engine == "vllm" and find_spec("vllm") is None:
-        raise InputError(
-            "engine vllm: vLLM is not installed; pip install 'sologrpo[vllm]', or use engine "
-            "transformers"
-        )

@@ -1,10 +1,5 @@
 """Greedy evaluation on the test split, before and after training."""
 
-from sologrpo.evaluation.evaluate import (
-    evaluate_formats,
-    evaluate_greedily,
-    evaluate_models,
-    evaluate_precisions,
-)
+from sologrpo.evaluation.evaluate import evaluate_formats, evaluate_greedily, evaluate_models
 
-__all__ = ["evaluate_formats", "evaluate_greedily", "evaluate_models", "evaluate_precisions"]
+__all__ = ["evaluate_formats", "evaluate_greedily", "evaluate_models"]

@@ -16,7 +16,14 @@ from pydantic import Field
 from sologrpo.errors import InputError
 from sologrpo.files import RECORDS, RESULTS, write_atomically
 from sologrpo.sampling.generation import Completion
-from sologrpo.schema import Number, Schema, advising, parse, parse_json, read_bytes
+from sologrpo.schema import Number, Schema, advising, parse, parse_json, read_bytes, shown
+from sologrpo.scoring.comparison import (
+    ADAPTER_HASH,
+    Differences,
+    compare_settings,
+    differing,
+    without_hashes,
+)
 from sologrpo.scoring.records import Count, Record, StopReason, read_records, read_results
 
 LOG = "completions.partial.jsonl"
@@ -127,8 +134,6 @@ def open_log(folder: Path, identity: Mapping[str, Any], resume: bool) -> Complet
     """
     results = read_results(folder / RESULTS) if resume else {}
     finished = bool(results) and not (folder / LOG).exists()
-    if finished:
-        check_same_settings(results["settings"], identity)
     log = CompletionLog(folder / LOG, identity, resume)
     if finished:
         log.append(_completions_of(read_records(folder / RECORDS)), results["seconds"])
@@ -149,10 +154,46 @@ def check_same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> No
     Raises:
         InputError: with every setting that differs.
     """
-    changed = [key for key in dict(before) | dict(now) if before.get(key) != now.get(key)]
-    if changed:
-        different = ", ".join(f"{key} {before.get(key)}, not {now.get(key)}" for key in changed)
+    if changed := differing(before, now):
         raise InputError(
-            f"--resume: the evaluation was started with {different}: use the same settings or "
-            "another --label, or leave out --resume to start again"
+            f"--resume: the evaluation was started with {_listed(changed)}: use the same settings "
+            "or another --label, or leave out --resume to start again"
         )
+
+
+def _listed(changed: Differences) -> str:
+    both = without_hashes(changed).items()
+    return ", ".join(f"{key} {shown(was)}, not {shown(now)}" for key, (was, now) in both)
+
+
+def check_place(
+    folder: Path, identity: Mapping[str, Any], adapter: Path | None, resume: bool
+) -> None:
+    """Refuse to continue, or to replace, another evaluation than this one.
+
+    What may be replaced is an evaluation that this one can be compared with, of the same adapter or
+    of one that was in the same place: it was trained further.
+
+    Args:
+        folder: `eval/<label>`.
+        identity: of this evaluation, as far as it is known.
+        adapter: folder of the adapter.
+        resume: continue what is there.
+    """
+    results, lines = read_results(folder / RESULTS), _complete_lines(folder / LOG)
+    before = results.get("settings", {})
+    if resume and lines:
+        before = _parse(lines[:1], folder / LOG)[0]
+    known = {key: before.get(key) for key in identity}
+    if resume and before:
+        check_same_settings(known, identity)
+    elif results:
+        changed = compare_settings(known, identity)
+        places = {place and Path(place).resolve() for place in (results["adapter"], adapter)}
+        if len(places) > 1 and known[ADAPTER_HASH] != identity[ADAPTER_HASH]:
+            changed[ADAPTER_HASH] = (known[ADAPTER_HASH], identity[ADAPTER_HASH])
+        if changed:
+            raise InputError(
+                f"{folder} holds another evaluation, with {_listed(changed)}: give another "
+                "--output_dir, or remove that folder"
+            )

@@ -4,41 +4,39 @@ The judge is `rewards.grading`, as in training.
 """
 
 import json
-import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sologrpo.config.arguments import PRECISIONS
 from sologrpo.config.evaluation import EvaluationSettings
 from sologrpo.data.dataset import prompt_token_ids, render_prompt, stop_strings
 from sologrpo.environment import environment
 from sologrpo.errors import InputError
-from sologrpo.evaluation.completion_log import CompletionLog, Completions, open_log
-from sologrpo.evaluation.generators import Generator
-from sologrpo.evaluation.identity import describe_identity
+from sologrpo.evaluation.completion_log import CompletionLog, Completions, check_place, open_log
+from sologrpo.evaluation.identity import describe_identity, describe_loaded
 from sologrpo.evaluation.precisions import (
     add_adapter,
     describe_precision,
     fit_precision,
     load_untrained,
 )
-from sologrpo.files import (
-    EVALUATIONS,
-    FORMAT_TABLE,
-    PRECISION_TABLE,
-    inside,
-    make_folder,
-    write_atomically,
+from sologrpo.files import EVALUATIONS, FORMAT_TABLE, inside, make_folder, write_atomically
+from sologrpo.locking import lock_folder
+from sologrpo.model.memory import is_out_of_memory
+from sologrpo.sampling.generation import (
+    Completion,
+    generate_greedily,
+    generate_in_batches,
+    greedy_config,
+    sampling_config,
 )
-from sologrpo.model.fitting import DoesNotFitError
-from sologrpo.model.memory import is_out_of_memory, release_unused
-from sologrpo.sampling.generation import generate_greedily
+from sologrpo.scoring.comparison import compare
 from sologrpo.scoring.formats import compare_formats
 from sologrpo.scoring.records import (
     Evaluated,
@@ -49,9 +47,10 @@ from sologrpo.scoring.records import (
     make_record,
     write_evaluated,
 )
-from sologrpo.scoring.summary import compare, compare_precisions, summarise
+from sologrpo.scoring.summary import summarise
 
-logger = logging.getLogger(__name__)
+Prompts = Sequence[Sequence[int]]
+Batches = Iterator[list[tuple[int, Completion]]]
 
 # The metrics of validation; docs/metrics.md explains each.
 VALIDATION_SCORES = (
@@ -88,20 +87,28 @@ def evaluate_models(
     """
     settings = fit_precision(settings)
     asked = [(settings.in_format(name), dataset) for name, dataset in problems.items()]
-    for now, _ in asked:
-        make_folder(_folder_of(now))
-    model = load_untrained(settings)
-    if settings.adapter is None:
-        return {now.label: evaluate(model, tokenizer, dataset, now) for now, dataset in asked}
-    baselines = {}
-    for now, dataset in asked if settings.baseline else ():
-        untrained = replace(now, adapter=None, given_label=now.baseline_label)
-        baselines[untrained.label] = evaluate(model, tokenizer, dataset, untrained)
-    model = add_adapter(model, tokenizer, settings)
-    return baselines | {
-        now.label: evaluate(model, tokenizer, dataset, now, baselines.get(now.baseline_label))
-        for now, dataset in asked
-    }
+    both = settings.adapter is not None and settings.baseline
+    untrained = [(now.of_baseline(), dataset) for now, dataset in asked if both]
+    before, after = (
+        [Task.plan(now, dataset, tokenizer) for now, dataset in each] for each in (untrained, asked)
+    )
+    make_folder(settings.output_dir)
+    with ExitStack() as locks:
+        for task in (*before, *after):
+            lock = lock_folder(make_folder(task.folder), "writes an evaluation")
+            if lock is not None:
+                locks.callback(lock.release)
+            task.check_place()
+        model = load_untrained(settings)
+        baselines = {task.settings.label: evaluate(model, tokenizer, task) for task in before}
+        if settings.adapter is not None:
+            model = add_adapter(model, settings)
+        return baselines | {
+            task.settings.label: evaluate(
+                model, tokenizer, task, baselines.get(task.settings.baseline_label)
+            )
+            for task in after
+        }
 
 
 def evaluate_formats(
@@ -119,83 +126,83 @@ def evaluate_formats(
     evaluated = evaluate_models(settings, tokenizer, problems)
     comparison = compare_formats(evaluated, settings.trained_formats)
     suffix = f"-{settings.given_label}" if settings.given_label else settings.suffix
-    _write_table(settings, FORMAT_TABLE.format(suffix), comparison)
+    path = inside(settings.output_dir, EVALUATIONS, FORMAT_TABLE.format(suffix))
+    write_atomically(path, json.dumps(comparison, indent=2))
     return comparison
-
-
-def evaluate_precisions(
-    settings: EvaluationSettings,
-    tokenizer: PreTrainedTokenizerBase,
-    problems: Mapping[str, Dataset],
-) -> dict[str, Any]:
-    """Evaluate the trained model in every precision that fits; write `eval/precisions.json`.
-
-    Args:
-        settings: which model, and how; its precision and baseline are ignored.
-        tokenizer: of the base model.
-        problems: test problems, by their prompt format.
-
-    Returns:
-        What `compare_precisions` returns, and the file holds.
-
-    Raises:
-        InputError: as `evaluate_models`, and if the precision that was trained does not fit.
-    """
-    evaluated = {}
-    settings = replace(settings, is_precision_given=True, baseline=False)
-    for precision in PRECISIONS:
-        now = replace(settings, precision=precision)
-        try:
-            evaluated[precision] = evaluate_models(now, tokenizer, problems)[now.label]
-        except DoesNotFitError as error:
-            if precision == settings.trained_precision:
-                raise
-            logger.warning("left out: %s", error)
-        release_unused()
-    comparison = compare_precisions(evaluated, settings.trained_precision)
-    _write_table(settings, PRECISION_TABLE.format(settings.variant), comparison)
-    return comparison
-
-
-def _write_table(settings: EvaluationSettings, name: str, content: dict[str, Any]) -> None:
-    path = inside(settings.output_dir, EVALUATIONS, name)
-    write_atomically(path, json.dumps(content, indent=2))
 
 
 # -- one model -----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Task:
+    """Hold what one model is asked, and how.
+
+    Attributes:
+        dataset: rows with `prompt`, from `load_test_prompts`.
+        problems: the same, described.
+        identity: what decides the completions, as far as it is known without the model.
+    """
+
+    settings: EvaluationSettings
+    dataset: Dataset
+    problems: list[Problem]
+    identity: dict[str, Any]
+
+    @classmethod
+    def plan(
+        cls, settings: EvaluationSettings, dataset: Dataset, tokenizer: PreTrainedTokenizerBase
+    ) -> "Task":
+        """Describe the problems, and hash what the answers depend on."""
+        problems = describe_problems(dataset, tokenizer)
+        return cls(settings, dataset, problems, describe_identity(tokenizer, settings, problems))
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the records and results."""
+        return inside(self.settings.output_dir, EVALUATIONS, self.settings.label)
+
+    def check_place(self, loaded: Mapping[str, Any] = {}) -> None:
+        """Refuse to mix with, or to replace, another evaluation; `loaded` is known of the model."""
+        identity = self.identity | dict(loaded)
+        check_place(self.folder, identity, self.settings.adapter, self.settings.resume)
+
+
 def evaluate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    dataset: Dataset,
-    settings: EvaluationSettings,
+    task: Task,
     baseline: Evaluated | None = None,
 ) -> Evaluated:
     """Evaluate one model, and write its records and results to `eval/<label>/`.
 
     Args:
-        model: with its adapter, if `settings` name one.
+        model: with its adapter, if the task's settings name one.
         tokenizer: of the base model.
-        dataset: rows with `prompt`, from `load_test_prompts`.
-        settings: describe the model; `label` names the folder.
-        baseline: an evaluation of the same problems to compare with.
+        task: describes the model; its label names the folder.
+        baseline: to compare with.
 
     Raises:
-        InputError: if `--resume` finds an evaluation with other settings, or memory runs out.
+        InputError: if the folder holds an evaluation with other settings, or memory runs out.
     """
-    prompts = prompt_token_ids(dataset["prompt"], tokenizer)
-    problems = describe_problems(dataset, tokenizer)
-    generator = Generator(
-        model, tokenizer, settings.max_completion_length, stop_strings(dataset),
-        settings.engine, settings.seed, settings.temperature, settings.top_p,
-    )  # fmt: skip
-    identity = describe_identity(model, tokenizer, settings, problems)
-    folder = _folder_of(settings)
-    log = open_log(folder, identity, settings.resume)
-    complete_all(generator, prompts, log, settings.num_samples)
+    settings, loaded = task.settings, describe_loaded(model)
+    task.check_place(loaded)
+    identity = task.identity | loaded
+    limit, stops = settings.max_completion_length, stop_strings(task.dataset)
+    configs = {
+        True: greedy_config(model, tokenizer, limit),
+        False: sampling_config(model, tokenizer, limit, settings.temperature, settings.top_p),
+    }
 
-    records = judge_all(problems, log.completions, settings.num_samples)
+    def complete(prompts: Prompts, greedy: bool) -> Batches:
+        return generate_in_batches(
+            model, tokenizer, prompts, configs[greedy], stop_strings=stops, seed=settings.seed
+        )
+
+    log = open_log(task.folder, identity, settings.resume)
+    prompts = prompt_token_ids(task.dataset["prompt"], tokenizer)
+    complete_all(complete, prompts, log, settings.num_samples)
+    records = judge_all(task.problems, log.completions, settings.num_samples)
     results = summarise(records) | log.describe_speed() | {
         "label": settings.label,
         "model": settings.model.model_name_or_path,
@@ -208,16 +215,12 @@ def evaluate(
         "seed": settings.seed,
         "settings": identity,
     } | environment()  # fmt: skip
-    if baseline is not None:
-        results |= compare(baseline.records, records) | {"baseline": baseline.results["label"]}
     evaluated = Evaluated(records, results)
-    write_evaluated(folder, evaluated)
+    if baseline is not None:
+        results |= compare(baseline, evaluated) | {"baseline": baseline.results["label"]}
+    write_evaluated(task.folder, evaluated)
     log.delete()
     return evaluated
-
-
-def _folder_of(settings: EvaluationSettings) -> Path:
-    return inside(settings.output_dir, EVALUATIONS, settings.label)
 
 
 def evaluate_greedily(
@@ -261,18 +264,18 @@ def generate_records(
 
 
 def complete_all(
-    generator: Generator,
-    prompts: Sequence[Sequence[int]],
+    complete: Callable[[Prompts, bool], Batches],
+    prompts: Prompts,
     log: CompletionLog,
     samples: int = 0,
 ) -> None:
     """Generate the completions that the log lacks: a greedy one per prompt, then the samples.
 
     Args:
-        generator: the model.
+        complete: completes prompts, greedily if the second argument is true.
         prompts: token ids of each prompt.
         log: receives the completions.
-        samples: sampled completions per prompt.
+        samples: per prompt.
 
     Raises:
         InputError: if a single prompt does not fit into memory. The log keeps what is generated.
@@ -282,8 +285,12 @@ def complete_all(
         missing = [key for key in keys if key not in log.completions]
         if not missing:
             continue
+        start = time.perf_counter()
         try:
-            _complete(generator, prompts, missing, greedy, log)
+            for batch in complete([prompts[index] for index, _ in missing], greedy):
+                done = {missing[row]: completion for row, completion in batch}
+                log.append(done, time.perf_counter() - start)
+                start = time.perf_counter()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -291,20 +298,6 @@ def complete_all(
                 "out of memory with a single prompt: lower --max_completion_length; "
                 f"{len(log.completions)} completions are kept for --resume"
             ) from error
-
-
-def _complete(
-    generator: Generator,
-    prompts: Sequence[Sequence[int]],
-    keys: Sequence[tuple[int, int]],
-    greedy: bool,
-    log: CompletionLog,
-) -> None:
-    start = time.perf_counter()
-    for batch in generator.complete([prompts[index] for index, _ in keys], greedy, keys):
-        completions = {keys[row]: completion for row, completion in batch}
-        log.append(completions, time.perf_counter() - start)
-        start = time.perf_counter()
 
 
 # -- judging -------------------------------------------------------------------------------------

@@ -16,22 +16,13 @@ ADAPTER_FILES = (ADAPTER_WEIGHTS, ADAPTER_CONFIG)
 
 
 def describe_identity(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    settings: EvaluationSettings,
-    problems: Sequence[Problem],
+    tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings, problems: Sequence[Problem]
 ) -> dict[str, Any]:
-    """Collect everything that decides the completions; `--resume` compares it.
+    """Collect what decides the completions, and is known before the model is loaded.
 
-    Args:
-        model: as it is evaluated.
-        tokenizer: of the base model.
-        settings: of this evaluation.
-        problems: the problems, with their prompts.
-
-    Returns:
-        Plain JSON values. A local model is identified by its hash, a model from the hub by its
-        revision. Paths are left out: a run that was moved is the same run.
+    `--resume` compares it, and so does everything that compares two evaluations. The values are
+    plain JSON. A local model is identified by its hash, one from the Hub by its revision. Paths are
+    left out: a run that was moved is the same run.
     """
     folder = Path(str(settings.model.model_name_or_path))
     local = folder.is_dir()
@@ -39,14 +30,11 @@ def describe_identity(
     samples = settings.num_samples > 0
     return {
         "model": folder.name if local else str(folder),
-        "model_revision": getattr(model.config, "_commit_hash", None),
         "model_hash": hash_files(folder, MODEL_FILES) if local else None,
         "adapter_hash": None if adapter is None else hash_files(adapter, ADAPTER_FILES),
         "chat_template_hash": None if template is None else hash_text(str(template)),
         "precision": settings.precision,
-        "dtype": dtype_name(model.dtype),
-        "quantisation": _plain(getattr(model.config, "quantization_config", None)),
-        "engine": settings.engine,
+        "engine": "transformers",
         "dataset": settings.data.dataset_name,
         "split": settings.data.dataset_test_split,
         "limit": settings.limit,
@@ -58,6 +46,15 @@ def describe_identity(
         "num_samples": settings.num_samples,
         "temperature": settings.temperature if samples else None,
         "top_p": settings.top_p if samples else None,
+    }
+
+
+def describe_loaded(model: PreTrainedModel) -> dict[str, Any]:
+    """Collect what decides the completions, and is known once the model is loaded."""
+    return {
+        "model_revision": getattr(model.config, "_commit_hash", None),
+        "dtype": dtype_name(model.dtype),
+        "quantisation": _plain(getattr(model.config, "quantization_config", None)),
     }
 
 

@@ -5,19 +5,15 @@ model comes from training alone.
 """
 
 import logging
-import tempfile
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from sologrpo.config.arguments import (
     MERGED,
     MERGED_DEQUANTISED,
-    MERGED_REQUANTISED,
     UNMERGED,
     UNMERGED_NF4,
 )
@@ -29,12 +25,11 @@ from sologrpo.model.fitting import (
     unquantised_bytes,
 )
 from sologrpo.model.loading import dtype_name, load_base_model
-from sologrpo.model.memory import release_unused
-from sologrpo.model.merging import dequantize, load_adapter, merge_adapter, save_merged
+from sologrpo.model.merging import dequantize, load_adapter, merge_adapter
 
 logger = logging.getLogger(__name__)
 
-STARTS_AS_NF4 = (MERGED_DEQUANTISED, UNMERGED_NF4, MERGED_REQUANTISED)
+STARTS_AS_NF4 = (MERGED_DEQUANTISED, UNMERGED_NF4)
 
 
 def fit_precision(settings: EvaluationSettings) -> EvaluationSettings:
@@ -49,13 +44,12 @@ def fit_precision(settings: EvaluationSettings) -> EvaluationSettings:
         DoesNotFitError: if another precision does not fit: `nf4_adapter` would be another model
             than the one that was asked for.
     """
-    if _stays_in_nf4(settings):
+    if settings.precision == UNMERGED_NF4:
         return settings
     lack = shortage(unquantised_bytes(settings.model, settings.trust_remote_code))
     if lack is None:
         return settings
-    is_default = settings.trained_in_4bit and not settings.is_precision_given
-    if not is_default or settings.engine != "transformers":
+    if settings.is_precision_given or not settings.trained_in_4bit:
         raise DoesNotFitError(f"precision {settings.precision}: {lack}: {_smaller(settings)}")
     logger.warning(
         "precision %s, as trained, instead of %s: %s", UNMERGED_NF4, settings.precision, lack
@@ -63,17 +57,11 @@ def fit_precision(settings: EvaluationSettings) -> EvaluationSettings:
     return settings.in_precision(UNMERGED_NF4)
 
 
-def _stays_in_nf4(settings: EvaluationSettings) -> bool:
-    """Check that no 16-bit weights are on the device; vLLM is given unpacked ones."""
-    return settings.precision == UNMERGED_NF4 and settings.engine == "transformers"
-
-
 def _smaller(settings: EvaluationSettings) -> str:
     """Name what takes less memory than this evaluation."""
-    if _stays_in_nf4(settings):
+    if settings.precision == UNMERGED_NF4:
         return "use a smaller model, or a machine with more memory"
-    engine = "" if settings.engine == "transformers" else " --engine transformers"
-    return f"use --precision {UNMERGED_NF4}{engine}"
+    return f"use --precision {UNMERGED_NF4}"
 
 
 def load_untrained(settings: EvaluationSettings) -> PreTrainedModel:
@@ -83,18 +71,21 @@ def load_untrained(settings: EvaluationSettings) -> PreTrainedModel:
         InputError: if the model does not exist, or does not fit into memory.
     """
     with explaining_out_of_memory(_smaller(settings)):
-        model = _load(settings, in_4bit=settings.precision in STARTS_AS_NF4)
+        in_4bit = settings.precision in STARTS_AS_NF4
+        arguments = replace(settings.model, load_in_4bit=in_4bit, load_in_8bit=False)
+        if in_4bit and not settings.trained_in_4bit:
+            arguments.use_bnb_nested_quant = True  # the default of training
+        model = load_base_model(arguments, settings.trust_remote_code)
         return dequantize(model) if settings.precision == MERGED_DEQUANTISED else model
 
 
 def add_adapter(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings
+    model: PreTrainedModel, settings: EvaluationSettings
 ) -> PreTrainedModel | PeftModel:
     """Add the adapter to the base model.
 
     Args:
         model: from `load_untrained`; do not use it afterwards.
-        tokenizer: of the base model.
         settings: name the adapter and the precision.
 
     Raises:
@@ -104,39 +95,7 @@ def add_adapter(
     with explaining_out_of_memory(_smaller(settings)):
         if settings.precision in (MERGED, MERGED_DEQUANTISED):
             return merge_adapter(model, settings.adapter)
-        if settings.precision in (UNMERGED, UNMERGED_NF4):
-            return load_adapter(model, settings.adapter)
-        return _merge_and_requantise(model, tokenizer, settings)
-
-
-def _merge_and_requantise(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings
-) -> PreTrainedModel:
-    """Merge, save, and load in NF4, as for deployment."""
-    assert settings.adapter is not None
-    if settings.trained_in_4bit:
-        model = dequantize(model)
-    else:
-        del model
-        release_unused()
-        model = _load(settings, in_4bit=False)
-    model = merge_adapter(model, settings.adapter)
-    with tempfile.TemporaryDirectory(prefix="sologrpo-merged-") as folder:
-        save_merged(model, tokenizer, Path(folder))
-        model.to("meta")  # callers still refer to it; this frees its weights
-        release_unused()
-        return _load(settings, in_4bit=True, folder=folder)
-
-
-def _load(
-    settings: EvaluationSettings, in_4bit: bool, folder: str | None = None
-) -> PreTrainedModel:
-    changes: dict[str, Any] = {"load_in_4bit": in_4bit, "load_in_8bit": False}
-    if folder is not None:
-        changes |= {"model_name_or_path": folder, "model_revision": "main"}
-    if in_4bit and not settings.trained_in_4bit:
-        changes["use_bnb_nested_quant"] = True  # the default of training
-    return load_base_model(replace(settings.model, **changes), settings.trust_remote_code)
+        return load_adapter(model, settings.adapter)
 
 
 def describe_precision(settings: EvaluationSettings, dtype: torch.dtype) -> str:
@@ -150,13 +109,10 @@ def describe_precision(settings: EvaluationSettings, dtype: torch.dtype) -> str:
         For example `NF4 dequantised, bfloat16, adapter merged`.
     """
     in_dtype = dtype_name(dtype)
-    base = "NF4 dequantised" if settings.trained_in_4bit else "unquantised"
-    nf4 = f"NF4, computed in {in_dtype}"
     weights, added = {
         MERGED: (f"unquantised, {in_dtype}", ", adapter merged"),
         MERGED_DEQUANTISED: (f"NF4 dequantised, {in_dtype}", ", adapter merged"),
         UNMERGED: (f"unquantised, {in_dtype}", ", adapter not merged"),
-        UNMERGED_NF4: (nf4, ", adapter not merged"),
-        MERGED_REQUANTISED: (nf4, f" ({base}, adapter merged, then NF4 again)"),
+        UNMERGED_NF4: (f"NF4, computed in {in_dtype}", ", adapter not merged"),
     }[settings.precision]
     return weights + (added if settings.adapter is not None else "")

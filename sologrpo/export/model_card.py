@@ -15,6 +15,7 @@ from sologrpo.config.evaluation import run_settings
 from sologrpo.environment import RunEnvironment, read_environment
 from sologrpo.export.parity import Gap, gap_table
 from sologrpo.files import (
+    BASELINE,
     EVALUATIONS,
     RESULTS,
     REWARD_CURVE,
@@ -24,7 +25,8 @@ from sologrpo.files import (
 )
 from sologrpo.hub import is_hub_name
 from sologrpo.schema import Schema, read_json
-from sologrpo.scoring.records import read_results
+from sologrpo.scoring.comparison import Pair, pair_with_baselines, without_hashes
+from sologrpo.scoring.records import Evaluated, read_evaluated
 from sologrpo.scoring.table import paired_line, score_rows
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
@@ -43,7 +45,7 @@ RECIPE = (
 _LIBRARIES = {"adapter": "peft", "gguf": "gguf"}
 _RELATIONS = {"adapter": "adapter", "gguf": "quantized"}
 Record = Mapping[str, Any]
-Evaluations = Sequence[tuple[str, Record]]  # label and results
+Evaluations = Mapping[str, Evaluated]  # by label
 
 
 class _Source(Schema):
@@ -117,8 +119,8 @@ def write_card(
         data=public_name(str(config["dataset_name"])) if "dataset_name" in config else None,
         config=config,
         evaluations=evaluations,
-        score_rows=score_rows([results for _, results in evaluations]),
-        comparisons=[paired_line(*item) for item in evaluations if "baseline" in item[1]],
+        score_rows=score_rows([results for _, results in evaluations.values()]),
+        comparisons=[*map(_compared, pair_with_baselines(evaluations))],
         gaps=gaps,
         gap_rows=gap_table(gaps) if gaps else [],
         has_picture=has_picture,
@@ -137,19 +139,25 @@ def read_run(run: Path | None) -> RunFacts:
         InputError: if a file is damaged.
     """
     if run is None:
-        return RunFacts(None, {}, [])
+        return RunFacts(None, {}, {})
     config = {}
     if (run / RUN_CONFIG).exists():
         names = (*RECIPE, "rewards", "reward_weights", "dataset_name", "dataset_train_split")
         config = run_settings(run, names)
     if environment := read_environment(run):
         config["dtype"] = environment.dtype  # what `auto` was on the machine of the run
-    results = run.glob(f"{EVALUATIONS}/*/{RESULTS}")
-    evaluations = [(path.parent.name, read_results(path)) for path in results]
-    baselines_first = sorted(
-        evaluations, key=lambda found: (bool(found[1].get("adapter")), found[0])
-    )
-    return RunFacts(environment, config, baselines_first)
+    folders = (path.parent for path in run.glob(f"{EVALUATIONS}/*/{RESULTS}"))
+    baselines_first = sorted(folders, key=lambda path: (not path.name.startswith(BASELINE), path))
+    evaluations = {folder.name: read_evaluated(folder) for folder in baselines_first}
+    return RunFacts(environment, config, evaluations)
+
+
+def _compared(pair: Pair) -> str:
+    """Write a comparison, or the names of settings that prevent it: their values can be paths."""
+    if pair.numbers is not None:
+        return paired_line(pair)
+    names = ", ".join(without_hashes(pair.differ))
+    return f"{pair.label} is not compared with {pair.baseline}: other {names}"
 
 
 def _metadata(
@@ -158,7 +166,7 @@ def _metadata(
     data = public_name(str(config.get("dataset_name", "")))
     results = [
         _eval_result(label, scores)
-        for label, scores in evaluations
+        for label, (_, scores) in evaluations.items()
         if scores.get("adapter") and scores.get("dataset")
     ]
     return ModelCardData(

@@ -182,7 +182,7 @@ def check_vllm() -> Finding:
     from trl.import_utils import is_vllm_available
 
     if find_spec("vllm") is None:
-        return Finding("ok", "not installed; needed for use_vllm and --engine vllm only")
+        return Finding("ok", "not installed; needed for use_vllm only")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         is_vllm_available()

@@ -1,5 +1,5 @@
 """Write the report of a run directory. Reads files only, and imports no torch."""
 
-from sologrpo.report.report import write_comparison, write_report
+from sologrpo.report.report import write_report
 
-__all__ = ["write_comparison", "write_report"]
+__all__ = ["write_report"]

@@ -5,14 +5,13 @@ Text that comes from a run is escaped, because Plotly reads tags such as `<b>` a
 """
 
 import html
-from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
 import plotly.graph_objects as go
 
+from sologrpo.files import BASELINE
 from sologrpo.report.metrics import (
     REWARD,
     UNSMOOTHED,
@@ -27,8 +26,8 @@ from sologrpo.report.metrics import (
     load_chapters,
     smoothed,
 )
-from sologrpo.report.reading import Evaluation
 from sologrpo.report.values import Record, spread
+from sologrpo.scoring.records import Evaluated
 from sologrpo.scoring.statistics import wilson_interval
 
 # Distinct in print, in the dark and for most colour-blind readers.
@@ -72,65 +71,29 @@ def draw_chapters(
     return drawn, zero
 
 
-def draw_overlays(runs: dict[str, Metrics]) -> dict[str, list[Record]]:
-    """Draw one chart a metric, with a line for each run that logged it.
-
-    Args:
-        runs: metrics by the name of the run.
-
-    Returns:
-        Charts by chapter.
-    """
-    drawn = {}
-    everything = dict(ChainMap(*runs.values()))
-    for chapter, panels in load_chapters().items():
-        compared = [
-            (panel, key, label)
-            for panel in panels
-            for key, label in list(lines_of(panel, everything, {}).items())[: panel.compared]
-        ]
-        charts = [chart for line in compared if (chart := _overlay(*line, runs))]
-        if charts:
-            drawn[chapter] = charts
-    return drawn
-
-
-def _overlay(panel: Panel, key: str, label: str, runs: dict[str, Metrics]) -> Record | None:
-    """Draw one metric of several runs; None if it is zero or missing in all of them."""
-    curves = [(key, name, metrics.get(key, [])) for name, metrics in runs.items()]
-    if all(is_zero(points) for _, _, points in curves):
-        return None
-    single = panel.compared == 1 or key == REWARD
-    title = panel.title if single else f"{panel.title}: {label}"
-    hint = panel.hint if key in list(panel.lines)[:1] else ""
-    return _line_chart(replace(panel, title=title, hint=hint, right=None), curves, overlay=True)
-
-
-def draw_accuracies(evaluations: Sequence[Evaluation]) -> Record | None:
+def draw_accuracies(evaluated: Mapping[str, Evaluated]) -> Record:
     """Draw accuracies as dots with their intervals on a scale of 0 to 100 %."""
-    if not evaluations:
-        return None
-    values = [e.results["accuracy"] for e in evaluations]
-    ends = [e.results["accuracy_ci95"] for e in evaluations]
+    values = [e.results["accuracy"] for e in evaluated.values()]
+    ends = [e.results["accuracy_ci95"] for e in evaluated.values()]
     above = [high - value for value, (_, high) in zip(values, ends, strict=True)]
     below = [value - low for value, (low, _) in zip(values, ends, strict=True)]
-    colours = [NEUTRAL_COLOUR if e.baseline else COLOURS[0] for e in evaluations]
+    colours = [NEUTRAL_COLOUR if e.startswith(BASELINE) else COLOURS[0] for e in evaluated]
     trace = go.Scatter(
         x=values,
-        y=[*range(len(evaluations))],
+        y=[*range(len(evaluated))],
         error_x={"array": above, "arrayminus": below, "color": NEUTRAL_COLOUR},
         mode="markers",
         marker={"size": 12, "color": colours},
         hovertemplate="%{x:.1%}<extra></extra>",
     )
     layout = {
-        "height": 60 + 2 * ROW_HEIGHT * len(evaluations),
+        "height": 60 + 2 * ROW_HEIGHT * len(evaluated),
         "margin": {"l": 24, "r": 24},
         "xaxis": {"range": [0, 1], "dtick": 0.25, "tickformat": ".0%"},
         "yaxis": {
-            "range": [len(evaluations) - 0.5, -0.7],
-            "tickvals": [*range(len(evaluations))],
-            "ticktext": [html.escape(e.label) for e in evaluations],
+            "range": [len(evaluated) - 0.5, -0.7],
+            "tickvals": [*range(len(evaluated))],
+            "ticktext": [*map(html.escape, evaluated)],
             "ticklabelposition": "inside top",
             "ticklabelshift": 6,
         },
@@ -141,10 +104,8 @@ def draw_accuracies(evaluations: Sequence[Evaluation]) -> Record | None:
 def _line_chart(
     panel: Panel,
     curves: Sequence[Curve],
-    right: Points | None = None,
-    validated: Mapping[int, float] = {},
-    *,
-    overlay: bool = False,
+    right: Points,
+    validated: Mapping[int, float],
 ) -> Record:
     """Draw curves over training steps.
 
@@ -152,7 +113,6 @@ def _line_chart(
         curves: one without points leaves its colour unused.
         right: points of the panel's metric on the right.
         validated: number of problems of the validations, by step.
-        overlay: of several runs: shows the legend of a single curve too, no dots and no intervals.
     """
     styled = list(zip(curves, cycle(STYLES), strict=False))
     traces = [t for curve, style in styled for t in _traces(*curve, *style, panel.percent)]
@@ -164,13 +124,11 @@ def _line_chart(
     elif curves[0][0] == VALIDATION:
         traces[0].error_y = _error_bars(curves[0][2], validated)
     steps = [step for trace in traces for step in trace.x]
-    if overlay:
-        traces = [trace for trace in traces if trace.hoverinfo != "skip"]
     rows = len({trace.name for trace in traces}) // 2
     layout: Record = {
         "height": HEIGHT + ROW_HEIGHT * rows,
         "hovermode": "x unified",
-        "showlegend": overlay or rows > 0,
+        "showlegend": rows > 0,
         "xaxis": {
             "unifiedhovertitle": {"text": "step %{x}"},
             "dtick": 1 if max(steps) - min(steps) < 8 else None,

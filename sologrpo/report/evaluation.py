@@ -1,14 +1,15 @@
 """Compare evaluations before and after training: scores, differences, and changed problems."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from sologrpo.files import BASELINE
 from sologrpo.report.completions import MAX_CHARS
-from sologrpo.report.reading import Evaluation
 from sologrpo.report.values import Record, number, percent
 from sologrpo.scoring import records
+from sologrpo.scoring.comparison import Pair, differences
+from sologrpo.scoring.records import Evaluated
 from sologrpo.scoring.statistics import wilson_interval
-from sologrpo.scoring.summary import compare as compare_records
 
 MAX_PROBLEMS = 600  # with both answers, on one page
 
@@ -37,9 +38,22 @@ VERDICTS = {
 # --- scores ----------------------------------------------------------------------------------
 
 
-def rates(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[str]]]:
+def groups(evaluated: Mapping[str, Evaluated]) -> list[dict[str, Evaluated]]:
+    """Group evaluations of which each can be compared with the first of its group."""
+    found: list[dict[str, Evaluated]] = []
+    for label, one in evaluated.items():
+        for group in found:
+            if not differences(one, next(iter(group.values()))):
+                group[label] = one
+                break
+        else:
+            found.append({label: one})
+    return found
+
+
+def rates(evaluated: Mapping[str, Evaluated]) -> list[tuple[str, list[str]]]:
     """List the rates and lengths, with a cell for each evaluation."""
-    results = [evaluation.results for evaluation in evaluations]
+    results = [evaluation.results for evaluation in evaluated.values()]
     rows = [(title, [percent(r[key]) for r in results]) for key, title in RATES]
     sampled = [(r.get("sampled") or {"scores": {}})["scores"] for r in results]
     for name in dict.fromkeys(name for scores in sampled for name in scores):
@@ -55,9 +69,9 @@ def _lengths(lengths: dict[str, float] | None) -> str:
     return " / ".join(number(lengths[key]) for key in ("mean", "p50", "p95")) if lengths else "n/a"
 
 
-def kinds(evaluations: Sequence[Evaluation]) -> list[Record]:
+def kinds(evaluated: Mapping[str, Evaluated]) -> list[Record]:
     """List the accuracy by kind of problem, with a cell for each evaluation that has the kind."""
-    tables = [evaluation.results["by_kind"] for evaluation in evaluations]
+    tables = [evaluation.results["by_kind"] for evaluation in evaluated.values()]
     rows = []
     for kind in sorted({kind for table in tables for kind in table}):
         cells = [_with_interval(table[kind]) if kind in table else None for table in tables]
@@ -69,56 +83,6 @@ def kinds(evaluations: Sequence[Evaluation]) -> list[Record]:
 def _with_interval(scores: Record) -> Record:
     n, accuracy = scores["n"], scores["accuracy"]
     return {"accuracy": accuracy, "interval": wilson_interval(round(accuracy * n), n)}
-
-
-# --- paired comparison -----------------------------------------------------------------------
-
-
-def compare_all(evaluations: Sequence[Evaluation]) -> list[Record]:
-    """Compare each later evaluation with the baseline, or with what its results were compared with.
-
-    Args:
-        evaluations: of one run, the baseline first.
-
-    Returns:
-        Paired numbers, as in `results.json`.
-    """
-    return [
-        {**found, "label": after.label}
-        for after in evaluations
-        if not after.baseline and (found := _compared(after, evaluations))
-    ]
-
-
-def _compared(after: Evaluation, evaluations: Sequence[Evaluation]) -> Record | None:
-    if "baseline" in after.results:
-        return after.results
-    return compare(_baseline_of(after, evaluations), after)
-
-
-def _baseline_of(after: Evaluation, evaluations: Sequence[Evaluation]) -> Evaluation | None:
-    """Find the baseline that answered the same problems under the same prompt format."""
-    asked = after.records[0].prompt_format
-    return next(
-        (
-            before
-            for before in evaluations
-            if before.baseline and before.records[0].prompt_format == asked
-            if _same_problems(before, after)
-        ),
-        None,
-    )
-
-
-def compare(before: Evaluation | None, after: Evaluation) -> Record | None:
-    """Compare two evaluations problem by problem; None unless all problems are the same."""
-    if before is None or not _same_problems(before, after):
-        return None
-    return compare_records(before.records, after.records)
-
-
-def _same_problems(*evaluations: Evaluation) -> bool:
-    return len({tuple(r.question_hash for r in e.records) for e in evaluations}) == 1
 
 
 def verdict_sentence(comparison: Record) -> str:
@@ -138,29 +102,32 @@ def verdict_sentence(comparison: Record) -> str:
 Problem = tuple[str, dict[str, records.Record]]  # verdict, and answers by label
 
 
-def list_problems(evaluations: Sequence[Evaluation]) -> Record | None:
+def list_problems(evaluated: Mapping[str, Evaluated], pairs: Sequence[Pair]) -> Record | None:
     """List the problems that changed from the baseline, or else those of one evaluation."""
-    later = [evaluation for evaluation in evaluations if not evaluation.baseline]
-    for after in later:
-        if before := _baseline_of(after, evaluations):
-            return _changed(before, after)
-    return _answered((later or evaluations)[0]) if evaluations else None
+    for pair in pairs:
+        if pair.numbers is not None:
+            return _changed(pair, evaluated)
+    later = [label for label in evaluated if not label.startswith(BASELINE)]
+    for label in later or evaluated:
+        return _answered(label, evaluated[label])
+    return None
 
 
-def _changed(before: Evaluation, after: Evaluation) -> Record:
+def _changed(pair: Pair, evaluated: Mapping[str, Evaluated]) -> Record:
     """List the problems that both answered, changed ones first."""
+    before, after = evaluated[pair.baseline].records, evaluated[pair.label].records
     problems = [
-        (VERDICTS[b.correct, a.correct], {before.label: b, after.label: a})
-        for b, a in zip(before.records, after.records, strict=True)
+        (VERDICTS[b.correct, a.correct], {pair.baseline: b, pair.label: a})
+        for b, a in zip(before, after, strict=True)
     ]
-    title = f"{after.label} against {before.label}"
+    title = f"{pair.label} against {pair.baseline}"
     return {"title": title, "paired": True, **_choose(problems, [*VERDICTS.values()])}
 
 
-def _answered(alone: Evaluation) -> Record:
+def _answered(label: str, alone: Evaluated) -> Record:
     """List the problems that one model answered, wrong ones first."""
-    problems = [("right" if r.correct else "wrong", {alone.label: r}) for r in alone.records]
-    return {"title": alone.label, "paired": False, **_choose(problems, ["wrong", "right"])}
+    problems = [("right" if r.correct else "wrong", {label: r}) for r in alone.records]
+    return {"title": label, "paired": False, **_choose(problems, ["wrong", "right"])}
 
 
 def _choose(problems: Sequence[Problem], verdicts: Sequence[str]) -> Record:

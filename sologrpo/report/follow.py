@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
@@ -31,6 +32,7 @@ from sologrpo.files import (
     EVALUATIONS,
     LOCK,
     METRICS,
+    RECORDS,
     RESULTS,
     RUN_CONFIG,
     WARNINGS,
@@ -183,7 +185,7 @@ class LivePage:
     def whole(self) -> bytes:
         """Return the page with everything it needs."""
         self.parts()
-        return render("report.html.j2", self._page).encode("utf-8", "replace")
+        return render(self._page).encode("utf-8", "replace")
 
     def parts(self) -> bytes:
         """Return the page without the library that draws the charts."""
@@ -207,7 +209,7 @@ class LivePage:
         run = read_files(self._run_dir)
         state = describe_state(self._run_dir, run.metrics, training)
         self._page = run_page(run) | {"live": state}
-        parts = render("report.html.j2", self._page, library=False)
+        parts = render(self._page, library=False)
         self._parts = parts.encode("utf-8", "replace")
 
 
@@ -217,7 +219,8 @@ def _fingerprint(run_dir: Path) -> Iterator[Any]:
     completions = run_dir / COMPLETIONS
     latest = max(completions.glob("*.parquet"), default=completions)
     folder = run_dir / EVALUATIONS
-    evaluations = sorted([*folder.glob(f"*/{RESULTS}"), *folder.glob("*.json")])
+    found = (folder.glob(pattern) for pattern in (f"*/{RESULTS}", f"*/{RECORDS}", "*.json"))
+    evaluations = sorted(chain.from_iterable(found))
     watched = [run_dir / name for name in WATCHED]
     for path in (*watched, completions, latest, *evaluations):
         stat = None

@@ -28,7 +28,6 @@ class Panel:
     family: str | None = None
     hint: str = ""
     percent: bool = False
-    compared: int | None = 1
     right: str | None = None
 
 

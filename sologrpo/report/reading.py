@@ -1,22 +1,22 @@
 """Read a run directory into plain data. Missing and damaged files become notes, never errors."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import ConfigDict, Field
 
 from sologrpo.errors import InputError
 from sologrpo.files import (
+    BASELINE,
     COMPLETIONS,
     ENVIRONMENT,
     EVALUATIONS,
     FORMAT_TABLE,
     METRICS,
-    PRECISION_TABLE,
-    RECORDS,
     RESULTS,
     RUN_CONFIG,
     WARNINGS,
@@ -24,26 +24,21 @@ from sologrpo.files import (
 from sologrpo.report.completions import Completions, Settings, read_completions
 from sologrpo.report.metrics import Metrics
 from sologrpo.report.values import Record, read_or_note
-from sologrpo.schema import Schema, looked_in, parse, parse_json, read_json, read_text, read_yaml
-from sologrpo.scoring import records
-from sologrpo.scoring.records import Share, read_records, read_results
-from sologrpo.scoring.statistics import Comparison, Interval
+from sologrpo.schema import (
+    Schema,
+    advising,
+    looked_in,
+    parse,
+    parse_json,
+    read_json,
+    read_text,
+    read_yaml,
+    shown,
+)
+from sologrpo.scoring.formats import TRAINED, compare_formats
+from sologrpo.scoring.records import Evaluated, read_evaluated
 
 T = TypeVar("T")
-
-
-class Precision(Comparison):
-    """The adapter in one numeric form, against the trained one."""
-
-    accuracy_ci95: Interval
-    differing_rate: Share
-
-
-class Precisions(Schema):
-    """The content of `precisions.json`; `trained` is one of the forms."""
-
-    trained: str
-    precisions: dict[str, Precision]
 
 
 class Warned(Schema):
@@ -54,35 +49,16 @@ class Warned(Schema):
     text: str
 
 
-class PromptFormat(Comparison):
-    """A trained model under one prompt, against its baseline."""
-
+class _PromptFormat(Schema):
     role: str
     label: str
     baseline: str
-    baseline_accuracy_lenient: Share
-    accuracy_lenient: Share
-    baseline_truncated_rate: Share
-    truncated_rate: Share
 
 
-class PromptFormats(Schema):
-    """The content of a `prompt_formats.json`: whether the gain travels, and a row per prompt."""
+class _PromptFormats(Schema):
+    """Describe what is read of a `prompt_formats.json`: the evaluations that belong together."""
 
-    verdict: str
-    n: int
-    split: str
-    prompt_formats: dict[str, PromptFormat]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One folder of `eval/`: the content of `results.json`, and the records."""
-
-    label: str
-    baseline: bool
-    results: Record
-    records: list[records.Record]
+    prompt_formats: Annotated[dict[str, _PromptFormat], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -96,17 +72,17 @@ class Run:
     metrics: Metrics
     warnings: list[Warned]
     completions: Completions
-    evaluations: list[Evaluation]
-    precisions: Precisions | None
-    prompt_formats: dict[str, PromptFormats]  # by file name
+    evaluations: dict[str, Evaluated]  # by label
+    prompt_formats: Record  # content of `prompt_formats.json`, by file name
     notes: list[str]
 
 
-def read_run(run_dir: Path) -> Run:
+def read_run(run_dir: Path, evaluated_in: Path | None = None) -> Run:
     """Read a run directory, in which any file may be missing or unfinished.
 
     Args:
         run_dir: as `train.py` writes it.
+        evaluated_in: folder with `eval/`, if it is another one.
 
     Raises:
         InputError: if there is no such directory.
@@ -114,19 +90,19 @@ def read_run(run_dir: Path) -> Run:
     if not run_dir.is_dir():
         where = f"{run_dir}{looked_in(run_dir)}"
         raise InputError(f"{where} is not a run directory: name one that train.py made")
-    return read_files(run_dir)
+    return read_files(run_dir, evaluated_in)
 
 
-def read_files(run_dir: Path) -> Run:
+def read_files(run_dir: Path, evaluated_in: Path | None = None) -> Run:
     """Read what there is of a run directory, which may not exist yet."""
     notes: list[str] = []
     read = partial(read_or_note, notes=notes)
     no_config: tuple[Record, Settings] = ({}, Settings())
     config, settings = read(_read_config, run_dir / RUN_CONFIG, no_config)
-    folder = run_dir / EVALUATIONS
-    evaluations = [
-        read(_read_evaluation, path, None) for path in sorted(folder.glob(f"*/{RESULTS}"))
-    ]
+    folder = (evaluated_in or run_dir) / EVALUATIONS
+    labels = sorted((path.parent.name for path in folder.glob(f"*/{RESULTS}")), key=_order)
+    found = {label: read(read_evaluated, folder / label, None) for label in labels}
+    evaluated = {label: evaluation for label, evaluation in found.items() if evaluation}
     return Run(
         name=run_dir.resolve().name,
         config=config,
@@ -135,14 +111,11 @@ def read_files(run_dir: Path) -> Run:
         metrics=read(_read_metrics, run_dir / METRICS, {}),
         warnings=read(_read_warnings, run_dir / WARNINGS, []),
         completions=read_completions(run_dir / COMPLETIONS, settings, notes),
-        evaluations=sorted(filter(None, evaluations), key=_order),
-        precisions=read(
-            partial(read_json, schema=Precisions), folder / PRECISION_TABLE.format(""), None
-        ),
+        evaluations=evaluated,
         prompt_formats={
             path.name: table
             for path in sorted(folder.glob(FORMAT_TABLE.format("*")), key=lambda path: path.stem)
-            if (table := read(partial(read_json, schema=PromptFormats), path, None))
+            if (table := read(partial(_compare_formats, evaluated=evaluated), path, None))
         },
         notes=notes,
     )
@@ -186,12 +159,18 @@ def _read_lines(path: Path, schema: type[T]) -> list[T]:
     return rows
 
 
-def _read_evaluation(path: Path) -> Evaluation:
-    label = path.parent.name
-    answers = read_records(path.with_name(RECORDS))
-    return Evaluation(label, label.startswith("baseline"), read_results(path), answers)
+def _order(label: str) -> tuple[bool, bool, str]:
+    """Put baselines first, then the trained model, then labels of the user's own."""
+    return not label.startswith(BASELINE), not label.startswith("trained"), label
 
 
-def _order(evaluation: Evaluation) -> tuple[bool, bool]:
-    """Put the baseline first, then what was compared with it, then the others."""
-    return not evaluation.baseline, "baseline" not in evaluation.results
+def _compare_formats(path: Path, evaluated: Mapping[str, Evaluated]) -> Record:
+    """Compare the evaluations that a table names; its own figures may be older than they are."""
+    rows = read_json(path, _PromptFormats).prompt_formats
+    labels = [label for row in rows.values() for label in (row.baseline, row.label)]
+    trained = [name for name, row in rows.items() if row.role == TRAINED]
+    with advising("evaluate again with --prompt_formats"):
+        for label in labels:
+            if label not in evaluated:
+                raise InputError(f"{path} needs the evaluation {shown(label)}")
+        return compare_formats({label: evaluated[label] for label in labels}, trained)

@@ -1,14 +1,12 @@
-"""Write `reward_curve.png` and `report.html` of a run directory, or one page that compares runs.
+"""Write `reward_curve.png` and `report.html` of a run directory.
 
-It reads and writes files only. A page is one file without outside resources. Model output reaches
+It reads and writes files only. The page is one file without outside resources. Model output reaches
 it only through an autoescaping template, and its content policy allows no other scripts.
 """
 
 import base64
 import gzip
 import hashlib
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,17 +14,17 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from sologrpo.errors import InputError
 from sologrpo.files import REPORT, REWARD_CURVE, write_atomically
 from sologrpo.report import values
 from sologrpo.report.charts import draw_accuracies, draw_chapters
-from sologrpo.report.comparison import comparison_page, distinct_names
-from sologrpo.report.evaluation import compare_all, kinds, list_problems, rates, verdict_sentence
+from sologrpo.report.evaluation import groups, kinds, list_problems, rates, verdict_sentence
 from sologrpo.report.metrics import REWARD, smoothing_window
-from sologrpo.report.reading import Evaluation, Run, read_run
+from sologrpo.report.reading import Run, read_run
 from sologrpo.report.summary import facts, time_split
 from sologrpo.report.values import Record, flatten
+from sologrpo.scoring.comparison import pair_with_baselines
 from sologrpo.scoring.formats import TRAINED
+from sologrpo.scoring.records import Evaluated
 
 TEMPLATES = Path(__file__).parent / "templates"
 FILTERS = (values.percent, values.percent_range, values.points, values.number, values.shorten)
@@ -39,13 +37,14 @@ RECIPE = (
 )  # fmt: skip
 
 
-def write_report(run_dir: Path) -> Path:
-    """Write `reward_curve.png` and `report.html` into a run directory.
+def write_report(run_dir: Path, folder: Path | None = None) -> Path:
+    """Write `reward_curve.png` and `report.html`.
 
     Any file of the run may be missing or unfinished; the page says so in that place.
 
     Args:
         run_dir: as `train.py` writes it.
+        folder: where the evaluations are and the page goes, if not the run directory.
 
     Returns:
         Path of the page.
@@ -60,57 +59,45 @@ def write_report(run_dir: Path) -> Path:
     """
     from sologrpo.report.reward_curve import draw_reward_curve  # loads matplotlib, at the end only
 
-    run = read_run(run_dir)
-    write_atomically(run_dir / REWARD_CURVE, draw_reward_curve(run.metrics, run.name))
-    path = run_dir / REPORT
-    write_atomically(path, render("report.html.j2", run_page(run)))
-    return path
+    folder = folder or run_dir
+    run = read_run(run_dir, folder)
+    write_atomically(folder / REWARD_CURVE, draw_reward_curve(run.metrics, run.name))
+    return write_page(run, folder / REPORT)
 
 
-def write_comparison(run_dirs: Sequence[Path], path: Path | None = None) -> Path:
-    """Write one page with the curves of several runs in the same charts, and their differences.
-
-    Args:
-        run_dirs: two or more run directories. The others are compared with the first.
-        path: where the page goes; by default `comparison.html` next to the first run directory.
-
-    Returns:
-        Path of the page.
-
-    Raises:
-        InputError: if there is no such directory, or one is named twice.
-    """
-    if len({run_dir.resolve() for run_dir in run_dirs}) < len(run_dirs):
-        raise InputError("a run directory is named twice: name each once")
-    names = distinct_names(run_dirs)
-    runs = [replace(read_run(path), name=name) for path, name in zip(run_dirs, names, strict=True)]
-    path = path or run_dirs[0].resolve().parent / "comparison.html"
-    write_atomically(path, render("comparison.html.j2", comparison_page(runs)))
+def write_page(run: Run, path: Path) -> Path:
+    """Write the page of a run, and return its path."""
+    write_atomically(path, render(run_page(run)))
     return path
 
 
 def run_page(run: Run) -> Record:
     """Return the values of the template for one run."""
     drawn, zero = draw_chapters(run.metrics, run.settings.labels())
-    evaluations = _without_other_prompts(run)
-    comparisons = compare_all(evaluations)
+    evaluated = _without_other_prompts(run)
+    pairs = pair_with_baselines(evaluated)
+    first = pairs[0] if pairs else None
     recipe = {key: run.config[key] for key in RECIPE if run.config.get(key) is not None}
     return {
         "name": run.name,
         "live": None,
         "notes": run.notes,
         "warnings": run.warnings,
-        "facts": facts(run),
-        "evaluations": evaluations,
-        "accuracies": draw_accuracies(evaluations),
-        "rates": rates(evaluations),
-        "kinds": kinds(evaluations),
-        "precisions": run.precisions,
+        "facts": facts(run, first),
+        "groups": [
+            {
+                "evaluated": group,
+                "accuracies": draw_accuracies(group),
+                "rates": rates(group),
+                "kinds": kinds(group),
+            }
+            for group in groups(evaluated)
+        ],
         "prompt_formats": run.prompt_formats,
-        "results": [(e.label, flatten(e.results)) for e in run.evaluations],
-        "comparisons": comparisons,
-        "verdict": verdict_sentence(comparisons[0]) if comparisons else None,
-        "problems": list_problems(evaluations),
+        "results": [(label, flatten(e.results)) for label, e in run.evaluations.items()],
+        "pairs": pairs,
+        "verdict": verdict_sentence(first.numbers) if first and first.numbers else None,
+        "problems": list_problems(evaluated, pairs),
         "chapters": drawn,
         "zero": zero,
         "window": smoothing_window(len(run.metrics.get(REWARD, []))),
@@ -122,23 +109,22 @@ def run_page(run: Run) -> Record:
     }
 
 
-def _without_other_prompts(run: Run) -> list[Evaluation]:
+def _without_other_prompts(run: Run) -> dict[str, Evaluated]:
     """Leave out evaluations under untrained prompts: they have a separate table."""
     elsewhere = {
         label
         for table in run.prompt_formats.values()
-        for row in table.prompt_formats.values()
-        if row.role != TRAINED
-        for label in (row.label, row.baseline)
+        for row in table["prompt_formats"].values()
+        if row["role"] != TRAINED
+        for label in (row["label"], row["baseline"])
     }
-    return [e for e in run.evaluations if e.label not in elsewhere]
+    return {label: e for label, e in run.evaluations.items() if label not in elsewhere}
 
 
-def render(template: str, page: Record, library: bool = True) -> str:
-    """Fill a template.
+def render(page: Record, library: bool = True) -> str:
+    """Fill the template.
 
     Args:
-        template: name of its file.
         page: values of the template; with `live`, the page follows the server it comes from.
         library: include Plotly's library.
     """
@@ -151,7 +137,7 @@ def render(template: str, page: Record, library: bool = True) -> str:
     )
     environment.filters.update({function.__name__: function for function in FILTERS})
     live = page["live"] is not None
-    return environment.get_template(template).render(
+    return environment.get_template("report.html.j2").render(
         **page,
         style=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
         scripts=[Markup(script) for script in _scripts(live)],

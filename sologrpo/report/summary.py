@@ -4,20 +4,25 @@ from pathlib import Path
 from statistics import fmean
 
 from sologrpo.console import duration
-from sologrpo.report.evaluation import compare_all
+from sologrpo.files import BASELINE
 from sologrpo.report.metrics import REWARD, VALIDATION, Metrics, Points, smoothing_window
 from sologrpo.report.reading import Run
 from sologrpo.report.values import Rows, number, percent
+from sologrpo.scoring.comparison import Pair
 
 TIMES = "time/"  # seconds by component
 
 
-def facts(run: Run) -> Rows:
-    """List the few numbers at the top of the page; missing ones are left out."""
+def facts(run: Run, pair: Pair | None) -> Rows:
+    """List the few numbers at the top of the page; missing ones are left out.
+
+    Args:
+        pair: the trained model and its baseline.
+    """
     steps = run.metrics.get("step", [(0, 0.0)])[-1][0]
     seconds = sum(mean for _, mean in time_split(run.metrics))
     rows = [
-        ("test accuracy", _test_accuracy(run)),
+        ("test accuracy", _test_accuracy(run, pair)),
         ("reward, start → end", _start_to_end(run.metrics.get(REWARD, []))),
         ("validation, start → end", _percent_change(run.metrics.get(VALIDATION, []))),
         ("model", Path(run.settings.model_name_or_path).name),
@@ -28,11 +33,14 @@ def facts(run: Run) -> Rows:
     return [(name, value) for name, value in rows if value]
 
 
-def _test_accuracy(run: Run) -> str:
-    """Format the accuracy before and after on the same problems, or else the last one."""
-    for first in compare_all(run.evaluations):
-        return f"{percent(first['baseline_accuracy'])} → {percent(first['accuracy'])}"
-    return percent(run.evaluations[-1].results["accuracy"]) if run.evaluations else ""
+def _test_accuracy(run: Run, pair: Pair | None) -> str:
+    """Format the accuracy before and after on the same problems, or else that of one model."""
+    if pair is not None and pair.numbers is not None:
+        return f"{percent(pair.numbers['baseline_accuracy'])} → {percent(pair.numbers['accuracy'])}"
+    later = [label for label in run.evaluations if not label.startswith(BASELINE)]
+    for label in later or run.evaluations:
+        return f"{percent(run.evaluations[label].results['accuracy'])} ({label})"
+    return ""
 
 
 def _start_to_end(points: Points) -> str:

@@ -1,11 +1,5 @@
 """Scoring without a model: verdicts, statistics, tables. Does not import torch."""
 
-from sologrpo.scoring.regrade import regrade
-from sologrpo.scoring.table import (
-    print_ending,
-    print_formats,
-    print_precisions,
-    print_results,
-)
+from sologrpo.scoring.table import print_ending, print_formats, print_results
 
-__all__ = ["print_ending", "print_formats", "print_precisions", "print_results", "regrade"]
+__all__ = ["print_ending", "print_formats", "print_results"]

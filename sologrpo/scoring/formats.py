@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sologrpo.errors import InputError
+from sologrpo.scoring.comparison import differing, pair_with_baselines
 from sologrpo.scoring.records import Evaluated
-from sologrpo.scoring.summary import compare
 
 TRAINED, UNSEEN, HARNESS = "trained", "unseen", "harness's"
 ROLES = (TRAINED, UNSEEN, HARNESS)  # of a prompt, in the order of the table
@@ -12,6 +13,7 @@ HARNESS_FORMAT = "lm_eval"
 # Rates that explain a difference, before and after.
 RATES = ("accuracy_lenient", "format_rate", "truncated_rate")
 
+OF_PROMPT = {"prompt_format", "prompts_hash"}  # settings in which the rows may differ
 MANY_CUT_OFF = 0.1  # of the answers: a gain can then be a gain in brevity
 SIGNIFICANT = 0.05  # exact McNemar p; the interval is approximate, and the two can disagree
 RULE = (
@@ -32,19 +34,26 @@ def compare_formats(evaluated: Mapping[str, Evaluated], trained: Sequence[str]) 
     Returns:
         `verdict`, in words; number of problems and split; and under `prompt_formats` for each its
         role, labels, the paired comparison, and `RATES` of both models.
+
+    Raises:
+        InputError: if they cannot be compared under one of the prompts, or are several models.
     """
     rows = {}
-    for label, (records, results) in evaluated.items():
-        if "baseline" not in results:
-            continue
-        before, name = evaluated[results["baseline"]], results["prompt_format"]
+    for pair in (pairs := pair_with_baselines(evaluated)):
+        if pair.numbers is None:
+            raise InputError(pair.apart())
+        before, after = evaluated[pair.baseline].results, evaluated[pair.label].results
+        first = evaluated[pairs[0].label].results["settings"]
+        if others := differing(first, after["settings"]).keys() - OF_PROMPT:
+            raise InputError(f"{pairs[0].label} and {pair.label} have another {min(others)}")
+        name = after["prompt_format"]
         rows[name] = {
             "role": _role(name, trained),
-            "label": label,
-            "baseline": results["baseline"],
-            **compare(before.records, records),
-            **{f"baseline_{rate}": before.results[rate] for rate in RATES},
-            **{rate: results[rate] for rate in RATES},
+            "label": pair.label,
+            "baseline": pair.baseline,
+            **pair.numbers,
+            **{f"baseline_{rate}": before[rate] for rate in RATES},
+            **{rate: after[rate] for rate in RATES},
         }
     ordered = dict(sorted(rows.items(), key=lambda item: ROLES.index(item[1]["role"])))
     _, results = next(iter(evaluated.values()))

@@ -1,11 +1,11 @@
 """Judge the completions of an evaluation; read and write its records and results.
 
-Imports neither torch nor a model library, so that old records can be judged again in a second.
+Imports neither torch nor a model library.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -21,7 +21,8 @@ from rewards.grading import (
     parse_gold,
     visible_text,
 )
-from sologrpo.files import RECORDS, RESULTS, check_name, write_atomically
+from sologrpo.errors import InputError
+from sologrpo.files import RECORDS, RESULTS, write_atomically
 from sologrpo.schema import Schema, advising, one_of, parse, read_json, read_json_lines
 from sologrpo.scoring.statistics import Comparison, Interval
 
@@ -136,8 +137,9 @@ class Results(Schema):
     settings: dict[str, Any]
     adapter: str | None
     precision: str
-    # Where it was compared with one.
-    baseline: Annotated[str, AfterValidator(lambda name: check_name(name, "baseline"))] = "baseline"
+    prompt_format: str
+    split: str
+    max_completion_length: int
 
 
 class Evaluated(NamedTuple):
@@ -202,37 +204,14 @@ def make_record(problem: Problem, greedy: Answer, samples: Iterable[Answer] = ()
     return Record(**dict(problem), **dict(greedy), samples=tuple(samples))
 
 
-def judge_again(record: Record) -> Record:
-    """Judge the stored completions of a record with the present judge."""
-
-    def again(answer: Answer) -> Answer:
-        return judge_answer(
-            answer.completion, answer.completion_tokens, answer.stop_reason,
-            record.gold, record.prompt_format,
-        )  # fmt: skip
-
-    problem = Problem(**{name: getattr(record, name) for name in Problem.model_fields})
-    return make_record(problem, again(record), map(again, record.samples))
-
-
 # -- files ---------------------------------------------------------------------------------------
 
 
 def write_evaluated(folder: Path, evaluated: Evaluated) -> None:
     """Write `records.jsonl` and `results.json` of an evaluation."""
-    write_records(folder / RECORDS, evaluated.records)
-    write_results(folder / RESULTS, evaluated.results)
-
-
-def write_records(path: Path, records: Sequence[Record]) -> None:
-    """Write records, one line each."""
-    lines = (json.dumps(record.model_dump(), ensure_ascii=False) for record in records)
-    write_atomically(path, "\n".join(lines) + "\n")
-
-
-def write_results(path: Path, results: dict[str, Any]) -> None:
-    """Write `results.json`."""
-    write_atomically(path, json.dumps(results, indent=2))
+    lines = (json.dumps(r.model_dump(), ensure_ascii=False) for r in evaluated.records)
+    write_atomically(folder / RECORDS, "\n".join(lines) + "\n")
+    write_atomically(folder / RESULTS, json.dumps(evaluated.results, indent=2))
 
 
 def read_records(path: Path) -> list[Record]:
@@ -255,6 +234,21 @@ def read_results(path: Path) -> dict[str, Any]:
     with advising("delete it, and evaluate again"):
         results = read_json(path, dict[str, Any])
         parse(Results, results, path)
-        if "baseline" in results:
-            parse(Comparison, results, path)
     return results
+
+
+def read_evaluated(folder: Path) -> Evaluated:
+    """Read an evaluation, without paired figures: the other side may have changed since.
+
+    Raises:
+        InputError: if a file is missing or damaged, or the two do not belong together.
+    """
+    records, results = read_records(folder / RECORDS), read_results(folder / RESULTS)
+    n, right = len(records), sum(record.correct for record in records)
+    if (results["n"], results["accuracy"]) != (n, right / n):
+        raise InputError(
+            f"{folder} is damaged: {RESULTS} says {results['accuracy']:.1%} of {results['n']}, "
+            f"{RECORDS} {right / n:.1%} of {n}: evaluate again"
+        )
+    paired = Comparison.model_fields.keys() - Results.model_fields.keys() | {"baseline"}
+    return Evaluated(records, {k: v for k, v in results.items() if k not in paired})

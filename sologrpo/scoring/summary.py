@@ -1,13 +1,12 @@
-"""Summarise and compare records: the numbers of `results.json` and `precisions.json`."""
+"""Summarise and compare records: the numbers of `results.json`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import mean, median, quantiles
 from typing import Any
 
-from sologrpo.scoring.records import Answer, Evaluated, Record
+from sologrpo.scoring.records import Answer, Record
 from sologrpo.scoring.statistics import (
     clustered_interval,
-    compare_paired,
     majority_share,
     pass_at_k,
     wilson_interval,
@@ -88,45 +87,3 @@ def _summarise_samples(records: Sequence[Record]) -> dict[str, Any]:
         "truncated_rate": mean(s.truncated for record in records for s in record.samples),
         "completion_tokens": _lengths([s for record in records for s in record.samples]),
     }
-
-
-def compare(before: Sequence[Record], after: Sequence[Record]) -> dict[str, Any]:
-    """Compare two models on the same problems: the paired numbers of `results.json`.
-
-    Args:
-        before: records of the baseline.
-        after: records of the trained model, in the same order.
-
-    Raises:
-        ValueError: if their numbers of records differ.
-    """
-    return compare_paired([r.correct for r in before], [r.correct for r in after]).model_dump()
-
-
-def compare_precisions(evaluated: Mapping[str, Evaluated], trained: str) -> dict[str, Any]:
-    """Compare each precision with the one in which the model was trained, on the same problems.
-
-    Args:
-        evaluated: by precision.
-        trained: the precision to compare with.
-
-    Returns:
-        `trained`, and under `precisions` for each its label, accuracy and interval; the paired
-        comparison; and `differing_rate`, the share of greedy completions whose text differs.
-    """
-    reference = evaluated[trained].records
-    rows = {
-        precision: {
-            "label": results["label"],
-            "precision": results["precision"],
-            "accuracy_ci95": results["accuracy_ci95"],
-            "differing_rate": _differing_rate(reference, records),
-        }
-        | compare(reference, records)
-        for precision, (records, results) in evaluated.items()
-    }
-    return {"trained": trained, "precisions": rows}
-
-
-def _differing_rate(left: Sequence[Record], right: Sequence[Record]) -> float:
-    return mean(a.completion != b.completion for a, b in zip(left, right, strict=True))

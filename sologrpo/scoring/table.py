@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sologrpo.console import print_line
+from sologrpo.scoring.comparison import Pair, pair_with_baselines
 from sologrpo.scoring.records import Evaluated, Record
 
 Results = Mapping[str, Any]
@@ -35,16 +36,13 @@ SPEED = (("seconds", "seconds"), ("tokens_per_second", "tokens per second"))
 
 
 def print_results(console: Console, evaluated: Mapping[str, Evaluated]) -> None:
-    """Print sample completions of the last model, then the table of all models.
-
-    Args:
-        console: to print on.
-        evaluated: by label.
-    """
+    """Print sample completions of the last model, the table of all models, and the comparison."""
     last = list(evaluated.values())[-1]
     for record in last.records[:SAMPLES_SHOWN]:
         _print_sample(console, record)
-    print_table(console, {label: results for label, (_, results) in evaluated.items()})
+    _print_table(console, {label: results for label, (_, results) in evaluated.items()})
+    for pair in pair_with_baselines(evaluated):
+        print_line(console, paired_line(pair))
 
 
 def _print_sample(console: Console, record: Record) -> None:
@@ -55,13 +53,8 @@ def _print_sample(console: Console, record: Record) -> None:
     print_line(console, f"    {completion}  (judged: {record.extracted}, gold: {gold})")
 
 
-def print_table(console: Console, results: Mapping[str, Results]) -> None:
-    """Print one column per model, then the paired comparison.
-
-    Args:
-        console: to print on.
-        results: contents of `results.json`, by label.
-    """
+def _print_table(console: Console, results: Mapping[str, Results]) -> None:
+    """Print one column per model."""
     columns = list(results.values())
     table = Table(title=f"{columns[0]['n']} test problems, greedy")
     table.add_column("")
@@ -78,9 +71,6 @@ def print_table(console: Console, results: Mapping[str, Results]) -> None:
     if all("sampled" in result for result in columns):
         _add_sampled(table, [result["sampled"] for result in columns])
     console.print(table)
-    for label, result in results.items():
-        if "baseline" in result:
-            print_line(console, paired_line(label, result))
 
 
 def score_rows(columns: Sequence[Results]) -> list[list[str]]:
@@ -115,11 +105,13 @@ def _length(lengths: Mapping[str, float] | None) -> str:
     return " / ".join(f"{lengths[key]:.0f}" for key in ("mean", "p50", "p95"))
 
 
-def paired_line(label: str, result: Results) -> str:
-    """Write the paired comparison of `results.json` in one sentence."""
+def paired_line(pair: Pair) -> str:
+    """Write a comparison in one sentence, or the settings that prevent it."""
+    if (result := pair.numbers) is None:
+        return pair.apart()
     low, high = result["delta_ci95"]
     return (
-        f"{label} against {result['baseline']}, same problems: "
+        f"{pair.label} against {pair.baseline}, same problems: "
         f"{_points(result['delta'])} points ({INTERVAL} {_points(low)} to {_points(high)}), "
         f"{result['newly_right']} newly right, {result['newly_wrong']} newly wrong, "
         f"{result['both_right']} both right, {result['both_wrong']} both wrong, "
@@ -129,7 +121,7 @@ def paired_line(label: str, result: Results) -> str:
 
 def print_ending(
     console: Console,
-    results: Results | None,
+    evaluated: Mapping[str, Evaluated],
     run: Path,
     files: Mapping[str, Path | None],
     exported: bool,
@@ -137,14 +129,12 @@ def print_ending(
     """Print what to copy at the end: the accuracy before and after, paths, the next commands.
 
     Args:
-        console: to print on.
-        results: of the trained model; None after a comparison of precisions.
-        run: directory of the run.
+        evaluated: the trained model last; empty after several prompts.
         files: of the run, by name.
         exported: a model was saved already.
     """
-    if results is not None:
-        print_line(console, f"accuracy  {_accuracy(results)}")
+    if evaluated:
+        print_line(console, f"accuracy  {_accuracy(evaluated)}")
     for name, path in files.items():
         print_line(console, f"{name:8}  {path}")
     print_line(console, f"next      {shlex.join(['sologrpo', 'chat', '--run', str(run)])}")
@@ -154,54 +144,18 @@ def print_ending(
         print_line(console, f"          {shlex.join(export)}")
 
 
-def _accuracy(result: Results) -> str:
-    if "baseline" not in result:
-        return f"{_share(result['accuracy'])} ({INTERVAL} {_share(result['accuracy_ci95'])})"
-    low, high = result["delta_ci95"]
-    return (
-        f"{_share(result['baseline_accuracy'])} -> {_share(result['accuracy'])}: "
-        f"{_points(result['delta'])} points ({INTERVAL} {_points(low)} to {_points(high)})"
-    )
-
-
-def print_precisions(console: Console, comparison: Results) -> None:
-    """Print one row per precision: its accuracy, and the comparison with the trained one.
-
-    Args:
-        console: to print on. At 80 columns, as in a log file, names and numbers stay complete.
-        comparison: from `compare_precisions`.
-    """
-    trained, rows = comparison["trained"], comparison["precisions"]
-    title = f"{rows[trained]['n']} test problems, greedy; each precision against {trained}, trained"
-    table = Table(title=title)
-    table.add_column("precision", no_wrap=True)
-    for heading in ("accuracy", INTERVAL, "difference", INTERVAL, "newly right / wrong",
-                    "McNemar p", "outputs that differ"):  # fmt: skip
-        table.add_column(heading, justify="right", overflow="fold")
-    for name, row in rows.items():
-        compared = ("-",) * 4 if name == trained else _comparison(row)
-        table.add_row(
-            name, _share(row["accuracy"]), _share(row["accuracy_ci95"]), *compared,
-            _share(row["differing_rate"]),
-        )  # fmt: skip
-    console.print(table)
-
-
-def _comparison(row: Results) -> tuple[str, str, str, str]:
-    low, high = row["delta_ci95"]
-    return (
-        _points(row["delta"]), f"{_points(low)} to {_points(high)}",
-        f"{row['newly_right']} / {row['newly_wrong']}", f"{row['mcnemar_p']:.2g}",
-    )  # fmt: skip
+def _accuracy(evaluated: Mapping[str, Evaluated]) -> str:
+    for pair in pair_with_baselines(evaluated):
+        if pair.numbers is not None:
+            change, delta = _change(pair.numbers, "accuracy", " "), _points(pair.numbers["delta"])
+            low, high = map(_points, pair.numbers["delta_ci95"])
+            return f"{change}: {delta} points ({INTERVAL} {low} to {high})"
+    result = [*evaluated.values()][-1].results
+    return f"{_share(result['accuracy'])} ({INTERVAL} {_share(result['accuracy_ci95'])})"
 
 
 def print_formats(console: Console, comparison: Results) -> None:
-    """Print one row per prompt, base model -> trained model, and whether the gain travels.
-
-    Args:
-        console: to print on. A row has two lines, so that it fits into 80 columns.
-        comparison: from `compare_formats`.
-    """
+    """Print one row per prompt, of two lines to fit into 80 columns, and if the gain travels."""
     title = f"{comparison['n']} test problems, greedy; base model -> trained model"
     table = Table(title=title)
     table.add_column("prompt")
@@ -219,5 +173,5 @@ def print_formats(console: Console, comparison: Results) -> None:
     print_line(console, comparison["verdict"])
 
 
-def _change(row: Results, rate: str) -> str:
-    return f"{_share(row[f'baseline_{rate}'])} ->\n{_share(row[rate])}"
+def _change(row: Results, rate: str, gap: str = "\n") -> str:
+    return f"{_share(row[f'baseline_{rate}'])} ->{gap}{_share(row[rate])}"

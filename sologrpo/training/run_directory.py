@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 from accelerate import PartialState
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from rich.console import Console
 from trl import ModelConfig
 
@@ -27,7 +27,6 @@ from sologrpo.files import (
     ADAPTER,
     COMPLETIONS,
     ENVIRONMENT,
-    LOCK,
     METRICS,
     RUN_CONFIG,
     WARNINGS,
@@ -35,6 +34,7 @@ from sologrpo.files import (
     make_folder,
     write_atomically,
 )
+from sologrpo.locking import lock_folder
 from sologrpo.model.loading import dtype_name, pick_dtype
 from sologrpo.schema import Schema, parse, parse_json, read_json, read_yaml
 from sologrpo.training.checkpoint import (
@@ -165,7 +165,7 @@ def open_run_directory(
     make_folder(directory)
     for name in (ADAPTER, COMPLETIONS, METRICS, WARNINGS):
         inside(directory, name)
-    lock = _lock(directory) if args.process_index == 0 else None
+    lock = lock_folder(directory, "trains") if args.process_index == 0 else None
     if run.resume and args.process_index == 0:
         step = -1 if checkpoint is None else step_of(checkpoint)
         later = [path for path in checkpoints_of(directory) if step_of(path) > step]
@@ -174,24 +174,6 @@ def open_run_directory(
         _print(f"resuming from {checkpoint}" if checkpoint else
                f"{directory} has no checkpoint yet: starting from the beginning")  # fmt: skip
     return OpenedRun(directory, checkpoint, lock, settings, now)
-
-
-def _lock(directory: Path) -> FileLock | None:
-    """Keep other processes from training here; the system lifts the lock when this one ends."""
-    lock = FileLock(directory / LOCK, is_singleton=True)
-    try:
-        lock.acquire(timeout=0.5)  # `report --follow` takes a look at it, for an instant
-    except Timeout as error:
-        raise InputError(
-            f"{directory} is in use: another process trains there; wait for it, or give another "
-            "--output_dir"
-        ) from error
-    except PermissionError as error:
-        raise InputError(f"cannot write into output_dir {directory}: {error.strerror}") from error
-    except (OSError, NotImplementedError) as error:  # some network file systems
-        _print(f"cannot lock {directory} ({error}): start no second run there")
-        return None
-    return lock
 
 
 def _check_can_resume(

@@ -72,7 +72,7 @@ def test_both_models_answer_as_in_an_evaluation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     run = request.getfixturevalue(kind)
-    monkeypatch.setattr("sologrpo.report.write_report", lambda run: run / "report.html")
+    monkeypatch.setattr("sologrpo.report.write_report", lambda run, folder: folder / "report.html")
     options = ("--prompt_format", prompt_format, "--run", run)
     assert exit_code(load_script("evaluate"), *options, "--output_dir", tmp_path) == 0
     other = "" if prompt_format == "xml" else f"-{prompt_format}"

@@ -1,11 +1,10 @@
-"""`evaluate.py` as users call it: precisions, prompt formats, samples, `--resume`, `--regrade`."""
+"""`evaluate.py` as users call it: precisions, prompt formats, samples, `--resume`."""
 
 import json
 import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ from sologrpo.config.evaluation import parse_evaluation
 from sologrpo.data.dataset import prompt_format_of
 from sologrpo.errors import InputError
 from sologrpo.evaluation import precisions
-from sologrpo.evaluation.generators import Generator
 from sologrpo.model import fitting
-from sologrpo.model.fitting import DoesNotFitError
 from sologrpo.model.loading import load_base_model
+from sologrpo.sampling.generation import generate_in_batches
 from tiny import rows, write_rows
 
 NEW_TOKENS = 12
@@ -35,7 +33,7 @@ Run = Callable[..., Printed]
 @pytest.fixture
 def evaluate(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     # Slow, and not tested here.
-    monkeypatch.setattr("sologrpo.report.write_report", lambda run: run / "report.html")
+    monkeypatch.setattr("sologrpo.report.write_report", lambda run, folder: folder / "report.html")
     monkeypatch.setenv("COLUMNS", "200")
     return lambda *arguments: printed_by(load_script("evaluate"), capfd, *arguments)
 
@@ -88,38 +86,24 @@ def completions(run: Path, label: str) -> list[str]:
 # -- precisions ----------------------------------------------------------------------------------
 
 
-def test_every_precision_of_a_4bit_run(evaluate: Run, run_4bit: Path) -> None:
-    printed = evaluate("--run", run_4bit, "--compare_precisions")
-    assert printed.code == 0, printed
-    comparison = read(run_4bit / "eval" / "precisions.json")
-    table = comparison["precisions"]
-    assert comparison["trained"] == "nf4_adapter"
-    assert list(table) == list(PRECISIONS)
-    assert table["nf4_adapter"]["differing_rate"] == 0
-    # Merging into the weights that were trained on changes no answer.
-    assert table["merged_dequantised"]["differing_rate"] == 0
-    assert table["merged"]["differing_rate"] > 0
-    assert table["merged_requantised"]["differing_rate"] > 0
-    labels = {name: row["label"] for name, row in table.items()}
-    assert labels["merged_dequantised"] == "trained"
-    assert labels["merged"] == "trained-merged"
-    assert len(set(completions(run_4bit, "trained"))) > 3  # answers that could differ
-    # The same weights, merged or not.
-    assert completions(run_4bit, labels["merged"]) == completions(run_4bit, labels["adapter"])
-    for name, row in table.items():
-        results = read(run_4bit / "eval" / row["label"] / "results.json")
-        assert results["settings"]["precision"] == name
-        assert row["accuracy"] == results["accuracy"]
-        assert name in printed.stdout
-    described = {name: row["precision"] for name, row in table.items()}
-    assert described == {
-        "merged": "unquantised, float32, adapter merged",
-        "merged_dequantised": "NF4 dequantised, float32, adapter merged",
-        "adapter": "unquantised, float32, adapter not merged",
-        "nf4_adapter": "NF4, computed in float32, adapter not merged",
-        "merged_requantised":
-            "NF4, computed in float32 (NF4 dequantised, adapter merged, then NF4 again)",
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("run", "as_trained", "labels"),
+    [
+        ("run_4bit", "nf4_adapter", ["trained-nf4_adapter", "trained"]),
+        ("run_plain", "adapter", ["trained-adapter", "trained"]),
+    ],
+)
+def test_merging_into_the_weights_that_were_trained_on_changes_no_answer(
+    evaluate: Run, request: pytest.FixtureRequest, run: str, as_trained: str, labels: list[str]
+) -> None:
+    folder = request.getfixturevalue(run)
+    for precision in ([], ["--precision", as_trained]):
+        printed = evaluate("--run", folder, "--baseline", "false", *precision)
+        assert printed.code == 0, printed
+    assert folders(folder) == sorted(labels)
+    unmerged, merged = (completions(folder, label) for label in labels)
+    assert unmerged == merged
+    assert len(set(merged)) > 3  # answers that could differ
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -128,7 +112,7 @@ def test_baseline_has_the_precision_of_the_trained_model(
 ) -> None:
     printed = evaluate("--run", run_4bit, "--precision", precision, "--limit", "3")
     assert printed.code == 0, printed
-    suffix = "" if precision == "merged_dequantised" else f"-{precision}"
+    suffix = "-limit3" + ("" if precision == "merged_dequantised" else f"-{precision}")
     baseline, trained = (
         read(run_4bit / "eval" / f"{label}{suffix}" / "results.json")
         for label in ("baseline", "trained")
@@ -136,20 +120,9 @@ def test_baseline_has_the_precision_of_the_trained_model(
     assert baseline["settings"]["precision"] == trained["settings"]["precision"] == precision
     assert trained["precision"].startswith(baseline["precision"])
     assert trained["baseline"] == f"baseline{suffix}"
-    quantised = precision in ("nf4_adapter", "merged_requantised")
     for results in (baseline, trained):
-        assert bool(results["settings"]["quantisation"]) is quantised
+        assert bool(results["settings"]["quantisation"]) is (precision == "nf4_adapter")
         assert results["settings"]["dtype"] == "float32"
-
-
-def test_a_16bit_run_was_trained_on_the_unquantised_weights(evaluate: Run, run_plain: Path) -> None:
-    printed = evaluate("--run", run_plain, "--compare_precisions")
-    assert printed.code == 0, printed
-    comparison = read(run_plain / "eval" / "precisions.json")
-    assert comparison["trained"] == "adapter"
-    assert comparison["precisions"]["merged"]["differing_rate"] == 0
-    assert comparison["precisions"]["nf4_adapter"]["differing_rate"] > 0
-    assert comparison["precisions"]["merged"]["label"] == "trained"
 
 
 # -- precisions that do not fit ------------------------------------------------------------------
@@ -181,18 +154,18 @@ def test_a_4bit_run_that_fits_in_4_bits_only_is_evaluated_as_it_was_trained(
     assert line.startswith("precision nf4_adapter, as trained, instead of merged_dequantised: ")
     assert "do not fit into 0 MiB" in line
     folders = sorted(path.name for path in (run_4bit / "eval").iterdir())
-    assert folders == ["baseline-nf4_adapter", "trained-nf4_adapter"]
+    assert folders == ["baseline-limit3-nf4_adapter", "trained-limit3-nf4_adapter"]
     baseline, trained = (read(run_4bit / "eval" / name / "results.json") for name in folders)
     assert baseline["settings"]["precision"] == trained["settings"]["precision"] == "nf4_adapter"
     assert trained["precision"] == "NF4, computed in float32, adapter not merged"
-    assert trained["baseline"] == "baseline-nf4_adapter"
-    answers = completions(run_4bit, "trained-nf4_adapter")
+    assert trained["baseline"] == "baseline-limit3-nf4_adapter"
+    answers = completions(run_4bit, "trained-limit3-nf4_adapter")
     # Asked for, it is the same evaluation, and nothing is said.
     caplog.clear()
     asked = evaluate("--run", run_4bit, "--limit", "3", "--precision", "nf4_adapter")
     assert asked.code == 0, asked
     assert warnings_in(caplog) == []
-    assert completions(run_4bit, "trained-nf4_adapter") == answers
+    assert completions(run_4bit, "trained-limit3-nf4_adapter") == answers
 
 
 @pytest.mark.usefixtures("small_card")
@@ -203,7 +176,7 @@ def test_a_4bit_run_that_fits_in_4_bits_only_is_evaluated_as_it_was_trained(
         ("run_4bit", ["--precision", "adapter"], "precision adapter: "),
         ("run_4bit", ["--merge_into", "original"], "precision merged: "),
         ("run_plain", [], "precision merged: "),
-        ("run_plain", ["--compare_precisions"], "precision adapter: "),
+        ("run_plain", ["--precision", "adapter"], "precision adapter: "),
     ],
 )
 def test_a_precision_that_does_not_fit_is_refused_before_loading(
@@ -219,28 +192,9 @@ def test_a_precision_that_does_not_fit_is_refused_before_loading(
     assert "Traceback" not in refused
 
 
-@pytest.mark.usefixtures("small_card")
-def test_vllm_is_refused_where_only_4_bits_fit(run_4bit: Path) -> None:
-    settings = parse_evaluation(["--run", str(run_4bit)])
-    for precision in ("merged_dequantised", "nf4_adapter"):
-        with pytest.raises(DoesNotFitError, match="use --precision nf4_adapter --engine transf"):
-            precisions.fit_precision(replace(settings, engine="vllm", precision=precision))
-
-
 def test_a_label_of_the_user_names_the_other_precision_too(run_4bit: Path) -> None:
     settings = parse_evaluation(["--run", str(run_4bit), "--label", "mine"])
     assert settings.in_precision("nf4_adapter").label == "mine-nf4_adapter"
-
-
-@pytest.mark.usefixtures("small_card")
-def test_a_comparison_leaves_out_what_does_not_fit(
-    evaluate: Run, run_4bit: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    printed = evaluate("--run", run_4bit, "--compare_precisions", "--limit", "3")
-    assert printed.code == 0, printed
-    assert list(read(run_4bit / "eval/precisions.json")["precisions"]) == ["nf4_adapter"]
-    left_out = [line.split(": ")[1] for line in warnings_in(caplog)]
-    assert left_out == [f"precision {name}" for name in PRECISIONS if name != "nf4_adapter"]
 
 
 @pytest.mark.parametrize("part", ["dequantize", "merge_adapter"])
@@ -256,7 +210,7 @@ def test_memory_that_runs_out_while_loading_is_one_line(
     assert last_line(ended) == "error: out of memory: use --precision nf4_adapter"
     assert "Traceback" not in ended
     # The baseline is not lost if the merge was too much.
-    assert (run_4bit / "eval/baseline/results.json").exists() == (part == "merge_adapter")
+    assert (run_4bit / "eval/baseline-limit3/results.json").exists() == (part == "merge_adapter")
 
 
 # -- prompt formats ------------------------------------------------------------------------------
@@ -292,12 +246,12 @@ def test_both_models_answer_under_every_prompt(
         done.append([path.parent.name for path in run_plain.glob("eval/*/results.json")])
         return precisions.add_adapter(*args)
 
-    def keep(*args: Any) -> Any:
-        stops.append(args[3])
-        return Generator(*args)
+    def keep(*args: Any, stop_strings: list[str], seed: int) -> Any:
+        stops.append(stop_strings)
+        return generate_in_batches(*args, stop_strings=stop_strings, seed=seed)
 
     monkeypatch.setattr("sologrpo.evaluation.evaluate.add_adapter", add)
-    monkeypatch.setattr("sologrpo.evaluation.evaluate.Generator", keep)
+    monkeypatch.setattr("sologrpo.evaluation.evaluate.generate_in_batches", keep)
     printed = evaluate("--run", run_plain, *FORMATS)
     assert printed.code == 0, printed
     assert folders(run_plain) == BASELINES + TRAINED
@@ -363,19 +317,15 @@ def test_one_other_prompt_has_its_own_labels(evaluate: Run, run_plain: Path) -> 
     assert read(run_plain / "eval/trained-boxed/results.json")["baseline"] == "baseline-boxed"
 
 
-def test_another_split_overwrites_nothing(
-    evaluate: Run, run_plain: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sologrpo.evaluation.evaluate.PRECISIONS", ["merged", "adapter"])
+def test_another_split_overwrites_nothing(evaluate: Run, run_plain: Path, data: Path) -> None:
     write_rows(data / "test_unseen.jsonl", rows(5, offset=30))
     formats = ("--run", run_plain, "--prompt_formats", "xml", "boxed")
-    assert evaluate(*formats, "--limit", "3").code == 0
+    assert evaluate(*formats).code == 0
     before = {path: path.read_bytes() for path in run_plain.glob("eval/**/*") if path.is_file()}
     other = ("--dataset_test_split", "test_unseen")
     assert evaluate(*formats, *other).code == 0
-    assert evaluate("--run", run_plain, "--compare_precisions", *other, "--limit", "3").code == 0
     assert {path: path.read_bytes() for path in before} == before
-    assert set(folders(run_plain)) - {"trained-test_unseen-adapter"} == {
+    assert set(folders(run_plain)) == {
         f"{model}{split}{asked}"
         for model in ("baseline", "trained")
         for split in ("", "-test_unseen")
@@ -386,7 +336,6 @@ def test_another_split_overwrites_nothing(
     assert [row["label"] for row in table["prompt_formats"].values()] == [
         "trained-test_unseen", "trained-test_unseen-boxed"
     ]  # fmt: skip
-    assert (run_plain / "eval" / "precisions-test_unseen.json").is_file()
 
 
 def test_formats_are_resumed_after_a_kill_between_them(
@@ -452,6 +401,12 @@ def test_formats_of_a_base_model_without_a_chat_template(
         (["--prompt_format", "boxed"], ["trained-boxed", "baseline-boxed"]),
         (["--dataset_test_split", "b[:9]"], ["trained-b-9-", "baseline-b-9-"]),
         (["--dataset_name", "some/where"], ["trained-where", "baseline-where"]),
+        (["--limit", "3"], ["trained-limit3", "baseline-limit3"]),
+        (["--max_completion_length", "12"], ["trained", "baseline"]),
+        (
+            ["--max_completion_length", "99", "--num_samples", "4", "--prompt_format", "boxed"],
+            ["trained-length99-samples4-boxed", "baseline-length99-samples4-boxed"],
+        ),
         (
             # A name that ends in .json is a table's.
             ["--dataset_test_split", "b", "--dataset_name", "my/problems.json"],
@@ -498,7 +453,7 @@ def test_labels_name_a_precision_chosen_for_lack_of_memory_too(run_4bit: Path) -
     assert boxed.baseline_label == "baseline-boxed-nf4_adapter"
 
 
-# -- samples, resume, regrade ------------------------------------------------------------------
+# -- samples, resume ---------------------------------------------------------------------------
 
 
 def test_samples_do_not_change_the_greedy_answers(evaluate: Run, run_plain: Path) -> None:
@@ -507,8 +462,8 @@ def test_samples_do_not_change_the_greedy_answers(evaluate: Run, run_plain: Path
     alone = completions(run_plain, "trained")
     printed = evaluate("--run", run_plain, "--num_samples", "4", "--temperature", "0.7")
     assert printed.code == 0, printed
-    assert completions(run_plain, "trained") == alone
-    results = read(run_plain / "eval/trained/results.json")
+    assert completions(run_plain, "trained-samples4") == alone
+    results = read(run_plain / "eval/trained-samples4/results.json")
     assert set(results["sampled"]["scores"]) == {"pass@1", "pass@2", "pass@4", "maj@4"}
     assert results["settings"]["temperature"] == 0.7
     for name in results["sampled"]["scores"]:
@@ -532,6 +487,13 @@ def test_a_killed_evaluation_is_resumed(
             assert not it.has_ended()
             assert time.monotonic() < deadline
             time.sleep(0.01)
+        it.send_signal(signal.SIGSTOP)
+        before = log.read_bytes()
+        for more in ([], ["--max_completion_length", "2"]):  # another one at the same time
+            refused = evaluate(*arguments, tmp_path / "killed", *more)
+            assert refused.code == 2
+            assert "model is in use: another process writes an evaluation there" in refused
+        assert log.read_bytes() == before
         it.send_signal(signal.SIGKILL)
     kept = log.read_bytes().count(b'", "') if log.exists() else None
     assert kept, "the evaluation ended before it could be killed"
@@ -546,31 +508,77 @@ def test_a_killed_evaluation_is_resumed(
         for name in ("killed", "uninterrupted")
     )
     assert first == second
-    assert [path.name for path in sorted(folder.iterdir())] == ["records.jsonl", "results.json"]
+    assert sorted(p.name for p in folder.glob("[!.]*")) == ["records.jsonl", "results.json"]
 
 
-def test_regrade(evaluate: Run, run_plain: Path) -> None:
-    assert evaluate("--run", run_plain, "--num_samples", "2").code == 0
-    folder = run_plain / "eval/trained"
-    records = [json.loads(line) for line in (folder / "records.jsonl").open(encoding="utf-8")]
-    untouched = (folder / "records.jsonl").read_bytes()
-    same = evaluate("--regrade", folder / "records.jsonl")
-    assert same.code == 0, same
-    assert "24 completions judged again, 0 verdicts changed" in same.stdout
+# -- what is there already -----------------------------------------------------------------------
 
-    # As if an older judge had accepted two wrong answers, one of them sampled.
-    records[3] |= {"correct": True, "extracted": "63"}
-    records[5]["samples"][1] |= {"correct": True, "extracted": "1"}
-    altered = "".join(json.dumps(record) + "\n" for record in records)
-    (folder / "records.jsonl").write_text(altered, encoding="utf-8")
-    printed = evaluate("--regrade", folder / "records.jsonl")
-    assert "2 verdicts changed: 0 newly right, 2 newly wrong" in printed.stdout
-    assert "[3] correct True -> False, extracted 63 -> None" in printed.stdout
-    assert (folder / "records.jsonl").read_text(encoding="utf-8") == altered
 
-    before = read(folder / "results.json")
-    stale = before | {"accuracy": 0.5, "newly_right": 4, "delta": 0.5}
-    (folder / "results.json").write_text(json.dumps(stale), encoding="utf-8")
-    assert evaluate("--regrade", folder / "records.jsonl", "--write").code == 0
-    assert (folder / "records.jsonl").read_bytes() == untouched
-    assert read(folder / "results.json") == before
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("[!.]*") if path.is_file()}
+
+
+@pytest.mark.parametrize("flags", [["--limit", "3"], ["--max_completion_length", "2"]])
+def test_another_evaluation_replaces_nothing(
+    evaluate: Run, run_plain: Path, flags: list[str]
+) -> None:
+    assert evaluate("--run", run_plain).code == 0
+    before = contents(run_plain)
+    assert evaluate("--run", run_plain, *flags).code == 0
+    assert len(folders(run_plain)) == 4
+    assert before.items() <= contents(run_plain).items()
+
+
+def test_a_label_is_kept_for_one_evaluation(
+    evaluate: Run, run_plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = ("--run", run_plain, "--label", "mine", "--baseline", "false")
+    assert evaluate(*mine).code == 0
+    other = tmp_path / "other"
+    shutil.copytree(run_plain / "adapter", other)
+    weights = (other / "adapter_model.safetensors").read_bytes()
+    (other / "adapter_model.safetensors").write_bytes(weights[:-4] + bytes(4))
+    before = contents(run_plain)
+    with monkeypatch.context() as patch:
+        patch.setattr(precisions, "load_base_model", lambda *args: pytest.fail("it was loaded"))
+        for flags, says in (
+            (["--limit", "3"], "with limit None, not 3: "),
+            (["--max_completion_length", "2"], "with max_completion_length 12, not 2: "),
+            (["--num_samples", "2"], "with num_samples 0, not 2, temperature None, not 1.0, "),
+            (["--adapter", str(other)], "with adapter_hash '"),
+        ):
+            refused = evaluate(*mine, *flags)
+            assert refused.code == 2, flags
+            assert f"{run_plain / 'eval/mine'} holds another evaluation, {says}" in refused
+            assert last_line(refused).endswith("give another --output_dir, or remove that folder")
+            assert contents(run_plain) == before
+    # The very same one, and one of the adapter that was trained further, may be repeated.
+    assert evaluate(*mine, "--seed", "1").code == 0
+    shutil.rmtree(run_plain / "adapter")
+    other.rename(run_plain / "adapter")
+    assert evaluate(*mine).code == 0
+    assert contents(run_plain)[run_plain / "eval/mine/results.json"] not in before.values()
+
+
+@pytest.mark.parametrize("blocked", ["", "eval", "eval/trained"])
+def test_a_place_that_cannot_be_written_is_found_before_loading(
+    evaluate: Run, run_plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocked: str
+) -> None:
+    (tmp_path / "out" / blocked).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "out" / blocked).write_text("a file")
+    monkeypatch.setattr(precisions, "load_base_model", lambda *args: pytest.fail("it was loaded"))
+    refused = evaluate("--run", run_plain, "--output_dir", tmp_path / "out")
+    assert refused.code == 2
+    assert f"cannot write to {tmp_path / 'out'}" in last_line(refused)
+
+
+def test_an_evaluation_elsewhere_writes_nothing_into_the_run(
+    run_plain: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before, out = contents(run_plain), tmp_path / "out"
+    printed = printed_by(load_script("evaluate"), capfd, "--run", run_plain, "--output_dir", out)
+    assert printed.code == 0, printed
+    assert contents(run_plain) == before
+    assert f"report    {out}/report.html" in printed.stdout
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "same problems, paired" in page  # of the evaluations there

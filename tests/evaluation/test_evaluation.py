@@ -1,9 +1,8 @@
-"""Evaluating a model: its records and results, both engines, and `--resume` after a crash."""
+"""Evaluating a model: its records and results, and `--resume` after a crash."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +13,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from sologrpo.config.arguments import RunArguments
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
 from sologrpo.data.dataset import build_prompts, prompt_token_ids, render_prompt
-from sologrpo.errors import InputError, RunError
-from sologrpo.evaluation import generators
+from sologrpo.errors import InputError
 from sologrpo.evaluation.completion_log import LOG, CompletionLog
 from sologrpo.evaluation.evaluate import (
     VALIDATION_SCORES,
+    Task,
     complete_all,
     describe_problems,
     evaluate,
@@ -26,12 +25,17 @@ from sologrpo.evaluation.evaluate import (
     generate_records,
     judge_all,
 )
-from sologrpo.evaluation.generators import Generator
 from sologrpo.evaluation.identity import ADAPTER_FILES
 from sologrpo.manifest import MODEL_FILES, hash_files
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.sampling import generation
-from sologrpo.sampling.generation import Completion, generate_greedily
+from sologrpo.sampling.generation import (
+    Completion,
+    generate_greedily,
+    generate_in_batches,
+    greedy_config,
+    sampling_config,
+)
 from sologrpo.scoring.records import Evaluated, read_records
 from sologrpo.scoring.summary import summarise
 from tiny import rows
@@ -115,7 +119,8 @@ def test_written_results(
         for record in generate_records(model, tokenizer, problems, NEW_TOKENS)
     ]
     baseline = Evaluated(before, {"label": "before"})
-    records, returned = evaluate(model, tokenizer, problems, settings, baseline)
+    task = Task.plan(settings, problems, tokenizer)
+    records, returned = evaluate(model, tokenizer, task, baseline)
     folder = tmp_path / "eval" / "model"
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert results == json.loads(json.dumps(returned))
@@ -171,7 +176,7 @@ def batches_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
     def count_rows(prompts: list[list[int]], *_: Any) -> list[int]:
         return list(range(1, len(prompts) + 1))
 
-    monkeypatch.setattr(generators, "generate_in_batches", in_small_batches)
+    monkeypatch.setattr("sologrpo.evaluation.evaluate.generate_in_batches", in_small_batches)
     monkeypatch.setattr(generation, "_tokens_of_batches", count_rows)
 
 
@@ -191,7 +196,8 @@ def test_a_resumed_evaluation_equals_an_uninterrupted_one(
     problems = prompts(6)
 
     def run(output: Path, *more: str) -> Evaluated:
-        return evaluate(model, tokenizer, problems, parse(tiny_llama, output, *SAMPLED, *more))
+        settings = parse(tiny_llama, output, *SAMPLED, *more)
+        return evaluate(model, tokenizer, Task.plan(settings, problems, tokenizer))
 
     uninterrupted = run(tmp_path / "uninterrupted").records
     assert len({s.completion for r in uninterrupted for s in r.samples}) > 6  # really sampled
@@ -224,13 +230,18 @@ def test_resuming_a_finished_evaluation_generates_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problems = prompts(4)
-    settings = parse(tiny_llama, tmp_path, *SAMPLED)
-    first = evaluate(model, tokenizer, problems, settings)
+
+    def run(**changes: Any) -> Evaluated:
+        settings = replace(parse(tiny_llama, tmp_path, *SAMPLED), **changes)
+        return evaluate(model, tokenizer, Task.plan(settings, problems, tokenizer))
+
+    first = run()
     monkeypatch.setattr(generation, "generate_batch", None)
-    resumed = replace(settings, resume=True)
-    assert evaluate(model, tokenizer, problems, resumed) == first
-    with pytest.raises(InputError, match=r"top_p 1\.0, not 0\.5"):
-        evaluate(model, tokenizer, problems, replace(resumed, top_p=0.5))
+    assert run(resume=True) == first
+    with pytest.raises(InputError, match=r"--resume: .* top_p 1\.0, not 0\.5"):
+        run(resume=True, top_p=0.5)
+    with pytest.raises(InputError, match=r"holds another evaluation, with top_p 1\.0, not 0\.5"):
+        run(top_p=0.5)
 
 
 # -- memory --------------------------------------------------------------------------------------
@@ -258,11 +269,12 @@ def test_a_crash_is_not_a_wrong_answer(
     monkeypatch.setattr(generation, "generate_batch", fail)
     ids = prompt_token_ids(prompts(2)["prompt"], tokenizer)
     log = CompletionLog(tmp_path / "log", {}, resume=False)
+    config = greedy_config(model, tokenizer, NEW_TOKENS)
     with pytest.raises(raised, match=message):
-        complete_all(Generator(model, tokenizer, NEW_TOKENS), ids, log)
+        complete_all(lambda *_: generate_in_batches(model, tokenizer, ids, config), ids, log)
 
 
-# -- engines -------------------------------------------------------------------------------------
+# -- sampling ------------------------------------------------------------------------------------
 
 
 def test_samples_depend_on_the_seed_alone(
@@ -270,10 +282,11 @@ def test_samples_depend_on_the_seed_alone(
 ) -> None:
     ids = prompt_token_ids(prompts(4)["prompt"], tokenizer)
 
-    def sample(seed: int, **how: float) -> list[str]:
+    def sample(seed: int, temperature: float = 1.0, top_p: float = 1.0) -> list[str]:
         torch.rand(seed + 1)  # other random numbers are drawn before
-        generator = Generator(model, tokenizer, NEW_TOKENS, seed=seed, **how)
-        pairs = [pair for batch in generator.complete(ids, greedy=False) for pair in batch]
+        config = sampling_config(model, tokenizer, NEW_TOKENS, temperature, top_p)
+        batches = generate_in_batches(model, tokenizer, ids, config, seed=seed)
+        pairs = [pair for batch in batches for pair in batch]
         return [completion.text for _, completion in sorted(pairs, key=lambda pair: pair[0])]
 
     assert sample(0) == sample(0)
@@ -282,91 +295,3 @@ def test_samples_depend_on_the_seed_alone(
     assert sample(0) != greedy
     assert sample(0, temperature=1e-4) == greedy
     assert sample(0, top_p=1e-6) == greedy
-
-
-class EngineDeadError(Exception):
-    """vLLM's, in the stand-in below."""
-
-
-class StandInVllm:
-    """The part of vLLM's interface that is used, on transformers; keeps what it was given.
-
-    It finishes the shortest completions first, one per step, and dies after `steps` of them.
-    """
-
-    def __init__(self, steps: int = 1000) -> None:
-        self.left = steps
-        self.params: list[dict[str, Any]] = []
-        self.finished: list[Any] = []
-        self.llm_engine = self.engine_core = self
-        self.shutdown = self.finished.clear
-
-    def SamplingParams(self, **settings: Any) -> dict[str, Any]:
-        self.params.append(settings)
-        return settings
-
-    def LLM(self, model: str, dtype: str, **settings: Any) -> "StandInVllm":
-        self.policy = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-        assert settings["kv_cache_memory_bytes"] == 2**30
-        return self
-
-    def enqueue(
-        self, requests: list[Any], params: list[Any], lora_request: None, use_tqdm: bool
-    ) -> None:
-        for number, (request, settings) in enumerate(zip(requests, params, strict=True)):
-            ids = torch.tensor([request["prompt_token_ids"]])
-            torch.manual_seed(settings["seed"])
-            sampling = {"do_sample": True, "temperature": settings["temperature"]}
-            output = self.policy.generate(
-                ids, max_new_tokens=settings["max_tokens"], pad_token_id=0,
-                eos_token_id=settings["stop_token_ids"],
-                **(sampling if settings["temperature"] else {"do_sample": False}),
-            )  # fmt: skip
-            tokens = tuple(output[0, ids.size(1) :].tolist())
-            self.finished.append(
-                SimpleNamespace(request_id=str(number), outputs=[SimpleNamespace(token_ids=tokens)])
-            )
-        self.finished.sort(key=lambda output: len(output.outputs[0].token_ids), reverse=True)
-
-    def has_unfinished_requests(self) -> bool:
-        return bool(self.finished)
-
-    def step(self) -> list[Any]:
-        if self.left == 0:
-            raise EngineDeadError
-        self.left -= 1
-        return [self.finished.pop()]
-
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        exceptions = SimpleNamespace(EngineDeadError=EngineDeadError)
-        modules = {"vllm": self, "vllm.v1.engine.exceptions": exceptions}
-        patch.setattr(generators, "import_module", modules.__getitem__)
-        patch.setattr("sologrpo.config.evaluation.find_spec", lambda name: name)
-        patch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
-
-
-@pytest.mark.parametrize("steps", [5, 9])
-def test_vllm_gives_the_same_records_and_dies_without_losing_them(
-    tmp_path: Path, tiny_llama: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
-    monkeypatch: pytest.MonkeyPatch, steps: int,
-) -> None:  # fmt: skip
-    def run(engine: str, output: str, stand_in: StandInVllm, *more: str) -> Evaluated:
-        stand_in.install(monkeypatch)
-        options = ("--engine", engine, "--num_samples", "2", *more)
-        settings = parse(tiny_llama, tmp_path / output, *options)
-        return evaluate(model, tokenizer, prompts(6), settings)
-
-    whole = StandInVllm()
-    ours, vllm = run("transformers", "ours", whole), run("vllm", "vllm", whole)
-    assert vllm.results["settings"]["engine"] == "vllm"
-    written = [[r.model_copy(update={"samples": ()}) for r in e.records] for e in (ours, vllm)]
-    assert written[0] == written[1]
-    assert [params["temperature"] for params in whole.params] == [0.0] * 6 + [1.0] * 12
-    seeds = [params["seed"] for params in whole.params[6:]]
-    assert len(set(seeds)) == len(seeds)
-
-    with pytest.raises(RunError, match=r"has ended: what it answered is kept: .* --resume"):
-        run("vllm", "killed", StandInVllm(steps))
-    resumed = StandInVllm()
-    assert run("vllm", "killed", resumed, "--resume").records == vllm.records
-    assert len(resumed.params) == 18 - steps

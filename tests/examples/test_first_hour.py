@@ -69,7 +69,7 @@ def test_every_command_does_its_work(executed: dict[str, Any]) -> None:
     assert "adapter  runs/first/adapter" in trained
     assert executed["show-curve"].outputs[0]["data"]["image/png"]
     assert "4 test problems, greedy" in text_of(executed["run-evaluate"])
-    assert (folder / "runs/first/eval/trained-test_unseen/records.jsonl").is_file()
+    assert (folder / "runs/first/eval/trained-test_unseen-limit4/records.jsonl").is_file()
     assert len(re.findall("of 4 became", text_of(executed["read-records"]))) == 2
     assert "all checks passed" in text_of(executed["run-check"])
     assert len(re.findall("^step", text_of(executed["show-metrics"]), re.MULTILINE)) == 3

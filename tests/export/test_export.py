@@ -21,6 +21,7 @@ from test_parity import GAP
 from trl import ModelConfig
 
 from hub_stand_in import HubStandIn
+from made_up_run import eval_record, write_eval, write_lines
 from scripts import Printed, exit_code, last_line, printed_by
 from sologrpo.config import export as export_arguments
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
@@ -30,6 +31,7 @@ from sologrpo.export import export as export_module
 from sologrpo.export import parity
 from sologrpo.export.export import begin_export
 from sologrpo.export.folders import MARKER
+from sologrpo.export.model_card import write_card
 from sologrpo.manifest import MANIFEST, write_manifest
 from sologrpo.model import loading
 from sologrpo.model.loading import load_base_model, load_tokenizer
@@ -151,7 +153,7 @@ def test_card_of_a_merge_has_scores_and_gap(exported: tuple[Path, Path, str]) ->
     assert (result.metric_type, result.metric_value) == ("accuracy", 50.0)
     assert "NF4 dequantised, float32" in result.metric_name
     assert (
-        "| accuracy (strict) | 50.0% | 50.0% |\n|   95 % interval | 19.0% to 81.0% |" in card.text
+        "| accuracy (strict) | 50.0% | 50.0% |\n|   95 % interval | 18.8% to 81.2% |" in card.text
     )
     assert "exact McNemar p = 1" in card.text
     assert "| saved as | dequantised (kept) | original | 4bit |" in card.text
@@ -267,6 +269,24 @@ def test_push_of_the_adapter(export: Export, run: Path, hub: HubStandIn) -> None
     printed = done.stdout + done + refused.stdout + refused
     assert not any(b"hf_writes" in content for content in repository.files.values())
     assert "hf_writes" not in printed
+
+
+def test_a_card_compares_only_what_can_be_compared_and_shows_no_path(tmp_path: Path) -> None:
+    run, folder = tmp_path / "run", tmp_path / "model"
+    folder.mkdir()
+    stale = {"baseline": "baseline", "delta": 0.99}
+    write_eval(run, "baseline", [False] * 4)
+    write_eval(run, "trained", [True] * 4, **stale)
+    write_eval(run, "trained-mine", [True] * 4, settings={"dataset": "/home/ana/mine"}, **stale)
+    write_card(folder, "adapter", "x", run, "meta/tiny-llama")
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert "trained against baseline, same problems: +100.0 points" in text
+    assert "trained-mine is not compared with baseline: other dataset\n" in text
+    assert "/home/ana" not in text
+    assert "99.0" not in text
+    write_lines(run / "eval/trained/records.jsonl", [eval_record(0, False, "")])
+    with pytest.raises(InputError, match=r"eval/trained is damaged: .* evaluate again"):
+        write_card(folder, "adapter", "x", run, "meta/tiny-llama")
 
 
 # -- bad input, before any work --------------------------------------------------------------------

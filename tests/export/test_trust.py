@@ -418,7 +418,7 @@ def test_a_secret_that_a_link_leads_to_is_not_pushed(there: Path, capfd: pytest.
 
 @pytest.mark.parametrize(
     "label",
-    ["baseline", "Baseline-merged", "precisions.json", "../../x", "..", ".", "a/b", "/tmp/x",
+    ["baseline", "Baseline-merged", "prompt_formats.json", "../../x", "..", ".", "a/b", "/tmp/x",
      "a\\b", "-x", ".hidden", "a b", "x" * 300, "\x1b[31m", "\u202eevil", "tréma"],
 )  # fmt: skip
 def test_labels_are_one_safe_name(

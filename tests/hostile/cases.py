@@ -15,12 +15,11 @@ import yaml
 
 import damage
 import values
-from sandbox import FOUR_BIT, MERGED, MODEL, OTHER_RUN, RECIPES, RESUME, RUN
+from sandbox import FOUR_BIT, MERGED, MODEL, RECIPES, RESUME, RUN
 from server import ROOT
 from values import Setting, setting_of
 
 CONFIG = "configs/RECIPE.yaml"  # of any recipe
-RECORDS = f"{RUN}/eval/trained/records.jsonl"
 HERE = ["--dataset_name", "quickstart", "--limit", "2", "--output_dir", "runs/new",
         "--max_completion_length", "8"]  # fmt: skip
 # How each command is called when nothing is wrong.
@@ -35,8 +34,6 @@ CALLS: dict[str, list[list[str]]] = {
         ["--run", RUN, "--limit", "3", "--resume"],
         ["--model", MODEL, *HERE],
         ["--model", MODEL, "--adapter", f"{RUN}/adapter", *HERE],
-        ["--regrade", RECORDS],
-        ["--regrade", RECORDS, "--write"],
     ],
     "export": [
         ["--run", RUN, "--save_merged", "out/new", "--parity_problems", "2"],
@@ -44,7 +41,7 @@ CALLS: dict[str, list[list[str]]] = {
         ["--run", RUN, "--push_to_hub", "me/x", "--dry_run"],
     ],
     "chat": [["--run", RUN], ["--run", RUN, "--prompt_format", "lm_eval"]],
-    "report": [[RUN], [RUN, OTHER_RUN, "--output", "runs/comparison.html"]],
+    "report": [[RUN]],
     "doctor": [[]],
     "rewards list": [[]],
     "rewards score": [
@@ -306,8 +303,6 @@ def _file(case: Case, call: list[str], home: Path, rng: random.Random) -> None:
 
 def _needed(case: Case, call: list[str]) -> set[str]:
     """Return the files without which a call cannot succeed."""
-    if "--regrade" in call:
-        return {RECORDS}
     if case.command == "evaluate" and "--resume" in call:  # what is recorded needs no model
         return {f"{RUN}/config.yaml"}
     needed = set(call)
@@ -325,8 +320,6 @@ def _needed(case: Case, call: list[str]) -> set[str]:
 
 def _rows(case: Case, call: list[str], home: Path, rng: random.Random) -> None:
     """Spoil rows of the data set."""
-    if "--regrade" in call:
-        raise damage.Unfit("reads no rows")
     split = "test" if case.command == "evaluate" else "train"
     case.what, bad = damage.spoil_rows(home / "quickstart" / f"{split}.jsonl", rng)
     if bad and case.command != "evaluate":  # there the row may not be among those of --limit

@@ -25,13 +25,13 @@ WRITES = {
         f"{RUN}/reward_curve.png",
     ],
     "export": ["out", f"{RUN}/eval", f"{RUN}/export"],
-    "report": ["runs/comparison.html", f"{RUN}/report.html", f"{RUN}/reward_curve.png"],
+    "report": [f"{RUN}/report.html", f"{RUN}/reward_curve.png"],
     "recipes copy": ["mine.yaml", "quickstart.yaml"],
     "model": ["models"],
 }
 # Content that is never lost, wherever it is moved to.
 SAVED = tuple(f"home/{name}" for name in (f"{RUN}/checkpoint-", f"{RUN}/completions",
-                                          f"{RUN}/adapter", "runs/other", "models"))  # fmt: skip
+                                          f"{RUN}/adapter", "models"))  # fmt: skip
 # Exit 1 of a command that worked: it found something.
 FINDS = ("rewards check", "doctor")
 

@@ -19,7 +19,6 @@ from tiny import save_model, short_recipe
 
 MODEL = "models/SmolLM2-135M-Instruct"
 RUN = "runs/quickstart"
-OTHER_RUN = "runs/other"
 MERGED, FOUR_BIT = "out/merged", "out/4bit"
 QUESTIONS = "questions.txt"
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
@@ -85,7 +84,6 @@ def build(folder: Path, server: Server) -> Path:
     for number, argv in enumerate(HISTORY):
         ended = server.run(Job([*argv], str(home), str(folder.parent / f"history-{number}"), 240.0))
         assert ended.code == 0, f"{argv}: {ended}"
-    shutil.copytree(home / RUN, home / OTHER_RUN)
     return folder
 
 

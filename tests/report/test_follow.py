@@ -241,8 +241,7 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str], run: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--follow", "{run}", "{run}"], "--follow serves the page of one run"),
-        (["--follow", "{run}", "--output", "x.html"], "--follow serves the page of one run"),
+        (["--follow", "{run}", "--output", "x.html"], "--follow serves the page, and writes none"),
         (["{run}", "--port", "8000"], "--port is for --follow"),
         (["--follow", "{run}/config.yaml"], "is not a run directory"),
     ],

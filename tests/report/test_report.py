@@ -21,7 +21,6 @@ from made_up_run import (
     PROBLEMS,
     attack_everywhere,
     eval_record,
-    formats_table,
     metric_row,
     metric_rows,
     write_completions,
@@ -29,10 +28,8 @@ from made_up_run import (
     write_lines,
     write_run,
 )
-from sologrpo.errors import InputError
-from sologrpo.report import write_comparison, write_report
+from sologrpo.report import write_report
 from sologrpo.report.command import main
-from sologrpo.report.evaluation import compare_all
 from sologrpo.report.metrics import intervals, smoothed
 from sologrpo.report.reading import read_run
 from sologrpo.report.reward_curve import draw_reward_curve
@@ -292,10 +289,6 @@ def test_curves_have_intervals(finished: Path) -> None:
 
 # --- evaluations -----------------------------------------------------------------------------
 
-STATED = {
-    "baseline": "other", "baseline_accuracy": 0.25, "delta": -0.5, "delta_ci95": [-0.6, -0.4],
-    "mcnemar_p": 1e-9, "both_right": 1, "newly_right": 0, "newly_wrong": 1, "both_wrong": 0,
-}  # fmt: skip
 SAMPLED = {"num_samples": 4, "scores": {"pass@1": 0.375, "maj@4": 0.5}, "truncated_rate": 0.0,
            "scores_ci95": {"pass@1": [0.3, 0.5], "maj@4": [0.4, 0.6]}}  # fmt: skip
 RATES = {
@@ -311,15 +304,8 @@ Y, N = True, False
 @pytest.mark.parametrize(
     ("baseline", "trained", "results", "expected"),
     [
-        (
-            None,
-            [Y, N],
-            STATED,
-            "Accuracy fell by 50.0 points (95 % interval -60.0 to -40.0 points).",
-        ),
-        (None, [Y, N], STATED, "trained -50.0 -60.0 to -40.0 1e-09 25.0 % 50.0 %"),
         ([Y, N, Y], [Y, Y, N], {}, "No clear difference"),
-        ([Y, N, Y], [Y, Y], {}, "No paired comparison yet"),  # not the same problems
+        (None, [Y, Y], {}, "No paired comparison yet"),
         (None, [Y, N], RATES, "integer answer 81.0 %"),
         (None, [Y, N], RATES, "no answer found 7.0 %"),
         (None, [Y, N], RATES, "pass@1, sampled 37.5 % maj@4, sampled 50.0 %"),
@@ -350,70 +336,109 @@ def test_evaluations_are_shown_and_compared(
     assert expected in " ".join(Page(source.replace("<", " <")).text.split())
 
 
-def test_precisions_are_compared(tmp_path: Path) -> None:
-    paired = {"n": 2, "baseline_accuracy": 0.5, "mcnemar_p": 1.0, "both_right": 1,
-              "newly_right": 0, "newly_wrong": 0, "both_wrong": 1}  # fmt: skip
-    trained = {
-        **paired,
-        "accuracy": 0.5,
-        "accuracy_ci95": [0.4, 0.6],
-        "delta": 0.0,
-        "delta_ci95": [-0.1, 0.1],
-        "differing_rate": 0.0,
+def write_formats(run_dir: Path, name: str, **rows: tuple[str, str, str]) -> None:
+    """Write a table of formats: a role, label and baseline each; its figures are never read."""
+    table = {
+        prompt: {"role": role, "label": label, "baseline": baseline, "delta": 0.99}
+        for prompt, (role, label, baseline) in rows.items()
     }
-    merged = {
-        **paired,
-        "accuracy": 0.48,
-        "accuracy_ci95": [0.4, 0.5],
-        "delta": -0.02,
-        "delta_ci95": [-0.05, 0.01],
-        "differing_rate": 0.125,
-    }
-    table = {"nf4_adapter": trained, "merged": merged}
-    write_eval(tmp_path, "trained", [True, False])
-    content = {"trained": "nf4_adapter", "precisions": table}
-    (tmp_path / "eval" / "precisions.json").write_text(json.dumps(content))
-    text = section(write_report(tmp_path), "scores")
-    assert "nf4_adapter trained 50.0 % 40.0 to 60.0 0.0 %" in text
-    assert "merged 48.0 % 40.0 to 50.0 -2.0 -5.0 to 1.0 12.5 %" in text
+    (run_dir / "eval" / name).write_text(json.dumps({"prompt_formats": table, "verdict": "stale"}))
 
 
-def test_the_gain_under_other_prompts_is_shown(tmp_path: Path) -> None:
-    other = {"role": "unseen", "delta": 0.01, "delta_ci95": [-0.02, 0.04], "mcnemar_p": 0.5}
-    other |= {"label": "trained-boxed", "baseline": "baseline-boxed"}
-    content = formats_table("The gain is in the trained prompt alone.", xml={}, boxed=other)
-    write_eval(tmp_path, "trained", [True, False])
-    write_eval(tmp_path, "trained-boxed", [True, False])
-    for name in ("prompt_formats.json", "prompt_formats-test_unseen.json"):
-        split = name[15:-5] or "test"
-        (tmp_path / "eval" / name).write_text(json.dumps(content | {"split": split}))
+def test_the_gain_under_other_prompts_is_computed_from_the_records(tmp_path: Path) -> None:
+    n = 40
+    for suffix, split in (("", "test"), ("-test_unseen", "test_unseen")):
+        for asked, after in (("xml", [True] * n), ("boxed", [i > 2 for i in range(n)])):
+            labels = [
+                f"{m}{suffix}{'-boxed' * (asked == 'boxed')}" for m in ("baseline", "trained")
+            ]
+            facts = {"prompt_format": asked, "split": split, "truncated_rate": 0.0}
+            facts["settings"] = {"prompt_format": asked, "split": split}
+            write_eval(tmp_path, labels[0], [i > 30 for i in range(n)], **facts)
+            write_eval(tmp_path, labels[1], after, **facts)
+        rows = {"boxed": ("unseen", f"trained{suffix}-boxed", f"baseline{suffix}-boxed")}
+        rows["xml"] = ("trained", f"trained{suffix}", f"baseline{suffix}")
+        write_formats(tmp_path, f"prompt_formats{suffix}.json", **rows)
     (tmp_path / "eval" / "prompt_formats-bad.json").write_text("{}")
+    (tmp_path / "eval" / "prompt_formats-none.json").write_text('{"prompt_formats": {}}')
+    write_formats(tmp_path, "prompt_formats-gone.json", xml=("trained", "gone", "baseline"))
+    write_formats(
+        tmp_path, "prompt_formats-mixed.json", xml=("trained", "trained", "baseline-boxed")
+    )
     page = write_report(tmp_path)
     text = section(page, "scores")
-    assert text.count("Under other prompts 400 problems") == 2
+    assert text.count("Under other prompts 40 problems") == 2
     assert text.index("split test, prompt_formats.json") < text.index("split test_unseen,")
-    assert "400 problems of the split test_unseen, prompt_formats-test_unseen.json" in text
-    assert "The gain is in the trained prompt alone." in text
-    assert (
-        "xml trained 19.2 % → 49.0 % +29.8 +23.8 to +35.4 1.1e-20 21.5 % → 49.0 % 18.0 % → 0.0 %"
-    ) in text
-    assert "boxed unseen 19.2 % → 49.0 % +1.0 -2.0 to +4.0 0.5" in text
+    assert text.count("The gain travels: it shows under xml, boxed.") == 2
+    assert "xml trained 22.5 % → 100.0 % +77.5" in text
+    assert "boxed unseen 22.5 % → 92.5 % +70.0" in text
     assert "trained-boxed" not in text[: text.index("Under other prompts")]
-    assert "prompt_formats-bad.json: verdict: missing" in Page(page.read_text("utf-8")).text
+    notes = Page(page.read_text("utf-8")).text
+    for note in (
+        "prompt_formats-bad.json: prompt_formats: missing",
+        "prompt_formats-none.json: prompt_formats: {}; expected",
+        "prompt_formats-gone.json needs the evaluation 'gone': evaluate again with --",
+        "trained is not compared with baseline-boxed: prompt_format 'xml' here, 'boxed' there: ",
+    ):
+        assert note in notes, note
 
 
-def test_models_are_paired_under_the_same_prompt(tmp_path: Path) -> None:
-    """Folders of earlier versions do not name their baseline."""
-    for label, asked, right in (
-        ("baseline", "xml", [False, False, True]), ("trained", "xml", [True, True, True]),
-        ("baseline-boxed", "boxed", [True, True, True]), ("a", "boxed", [False, True, True]),
+def compared(run_dir: Path) -> dict[str, str]:
+    """The points of each trained model on the page, or why it is not compared."""
+    text = section(write_report(run_dir), "scores")
+    found = re.findall(r"(trained\S*|mine) ([+-][\d.]+) [+-][\d.]+ to ", text)
+    return dict(found) | dict(re.findall(r"(\S+) is not compared with (.*? there)", text))
+
+
+def test_models_are_compared_where_the_settings_are_equal(tmp_path: Path) -> None:
+    boxed = {"settings": {"prompt_format": "boxed", "prompts_hash": "0000"}}
+    longer = {"settings": {"max_completion_length": 16}}
+    for label, right, more in (
+        ("baseline", [N, N, Y], {}), ("trained", [Y, Y, Y], {}), ("trained-long", [Y] * 3, longer),
+        ("baseline-boxed", [Y, Y, Y], boxed), ("mine", [N, Y, Y], boxed),
     ):  # fmt: skip
-        write_eval(tmp_path, label, right)
-        path = tmp_path / "eval" / label / "records.jsonl"
-        path.write_text(path.read_text().replace('"xml"', f'"{asked}"'))
-    comparisons = compare_all(read_run(tmp_path).evaluations)
-    found = {c["label"]: (c["newly_right"], c["newly_wrong"]) for c in comparisons}
-    assert found == {"a": (0, 1), "trained": (2, 0)}
+        write_eval(tmp_path, label, right, **more)
+    assert compared(tmp_path) == {
+        "trained": "+66.7", "mine": "-33.3",
+        "trained-long": "baseline: max_completion_length 16 here, 48 there",
+    }  # fmt: skip
+    charts = page_at(tmp_path / "report.html").with_attribute("data-figure")
+    labels = [json.loads(c["data-figure"] or "")["layout"]["yaxis"]["ticktext"] for c in charts]
+    assert labels == [["baseline", "trained"], ["baseline-boxed", "mine"], ["trained-long"]]
+
+
+def test_a_gain_that_only_a_longer_limit_made_is_not_shown(run_dir: Path) -> None:
+    shutil.rmtree(run_dir / "eval")
+    write_eval(run_dir, "baseline", [N] * 8, settings={"max_completion_length": 2})
+    write_eval(run_dir, "trained", [Y] * 8, settings={"max_completion_length": 16})
+    path = write_report(run_dir)
+    text = " ".join(page_at(path).text.split())
+    assert "trained is not compared with baseline: max_completion_length 16 here, 2 there" in text
+    assert "Accuracy rose" not in text
+    assert "against baseline" not in text
+    assert "test accuracy100.0 % (trained)" in text.replace("test accuracy ", "test accuracy")
+
+
+@pytest.mark.parametrize("label", ["baseline", "trained"])
+def test_a_changed_side_never_leaves_two_figures(run_dir: Path, label: str) -> None:
+    """A report shows what the records say, or that the files do not belong together."""
+    results = run_dir / "eval" / "trained" / "results.json"
+    stated = {"baseline": "baseline", "baseline_accuracy": 0.01, "delta": -0.5, "mcnemar_p": 1e-9,
+              "delta_ci95": [-0.6, -0.4], "both_right": 1, "newly_right": 0, "newly_wrong": 1,
+              "both_wrong": 0}  # fmt: skip
+    results.write_text(json.dumps(json.loads(results.read_text()) | stated))
+    assert compared(run_dir) == {"trained": "+28.3"}  # of the records
+    assert "mcnemar_p" not in page_at(run_dir / "report.html").text
+    folder = run_dir / "eval" / label
+    rows = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    write_lines(folder / "records.jsonl", [{**row, "correct": False} for row in rows])
+    assert compared(run_dir) == {}
+    text = page_at(run_dir / "report.html").text
+    assert f"eval/{label} is damaged: results.json says" in text
+    assert "records.jsonl 0.0% of 60: evaluate again" in text
+    assert "-60.0" not in text
+    write_lines(folder / "records.jsonl", rows[:3])
+    assert compared(run_dir) == {}
 
 
 # --- completions -----------------------------------------------------------------------------
@@ -491,9 +516,9 @@ def test_a_long_run_is_cut_and_says_so(tmp_path: Path) -> None:
             "completion": [f"{step} is a number and so on " * 80] * 32,
         }
         write_parquet(tmp_path, columns, step)
-    records = [{**eval_record(i, i % 2 == 0, "so on " * 300)} for i in range(1_319)]
+    records = [eval_record(i, i % 2 == 0, "so on " * 300) for i in range(1_319)]
     for label in ("baseline", "trained"):
-        write_eval(tmp_path, label, [True])
+        write_eval(tmp_path, label, [record["correct"] for record in records])
         write_lines(tmp_path / "eval" / label / "records.jsonl", records)
     path = write_report(tmp_path)
     assert path.stat().st_size < 4_000_000
@@ -584,18 +609,16 @@ def test_half_a_surrogate_pair_is_replaced(tmp_path: Path) -> None:
 
 def test_model_output_never_becomes_markup(tmp_path: Path) -> None:
     attack_everywhere(tmp_path)
-    other = tmp_path / "other"
-    other.mkdir()
-    for path in (write_report(tmp_path), write_comparison([tmp_path, other])):
-        page = page_at(path)
-        assert ATTACK in page.text
-        scripts = [attrs.get("type") for tag, attrs in page.tags if tag == "script"]
-        assert scripts == ["application/gzip", None]
-        assert not [attrs for tag, attrs in page.tags if tag == "img"]
-        assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
-        for figure in figures_of(path).values():  # Plotly reads tags and links in labels
-            labels = [*legend_of(figure), *figure["layout"]["yaxis"].get("ticktext", [])]
-            assert not [label for label in labels if "<" in label]
+    path = write_report(tmp_path)
+    page = page_at(path)
+    assert ATTACK in page.text
+    scripts = [attrs.get("type") for tag, attrs in page.tags if tag == "script"]
+    assert scripts == ["application/gzip", None]
+    assert not [attrs for tag, attrs in page.tags if tag == "img"]
+    assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
+    for figure in figures_of(path).values():  # Plotly reads tags and links in labels
+        labels = [*legend_of(figure), *figure["layout"]["yaxis"].get("ticktext", [])]
+        assert not [label for label in labels if "<" in label]
 
 
 def test_secrets_are_hidden() -> None:
@@ -611,71 +634,23 @@ def test_secrets_are_hidden() -> None:
     ]
 
 
-# --- several runs ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def slower(run_dir: Path) -> Path:
-    """Another learning rate, other answers to the same problems, no KL."""
-    root = run_dir.parent / "slower"
-    shutil.copytree(run_dir, root)
-    config = (root / "config.yaml").read_text().replace("1.0e-05", "5.0e-06")
-    (root / "config.yaml").write_text(config.replace("hf_secret", "hf_other"))
-    rows = [{key: row[key] for key in row if key != "kl"} for row in metric_rows()]
-    write_lines(root / "metrics.jsonl", rows)
-    records = [eval_record(i, i % 2 == 1, "") for i in range(PROBLEMS)]
-    write_lines(root / "eval" / "trained" / "records.jsonl", records)
-    return root
-
-
-def test_comparison(run_dir: Path, slower: Path) -> None:
-    path = write_comparison([run_dir, slower])
-    assert path == run_dir.parent / "comparison.html"
-    config = section(path, "config")
-    assert re.search(r"quickstart slower learning_rate 1e-05 5e-06 \d+ other values", config)
-    assert "No difference in 3 values." in config
-    assert "slower against quickstart" in section(path, "overview")
-    figures = figures_of(path)
-    assert legend_of(figures["Reward"]) == ["quickstart", "slower"]
-    assert legend_of(figures["KL from the reference model (nats per token)"]) == ["quickstart"]
-    assert "Validation, greedy: format as asked" in figures
-    assert section(path, "curves").count("Held-out problems") == 1
-    assert "hf_" not in path.read_text(encoding="utf-8")
-
-
-def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    runs = [tmp_path / folder / "quickstart" for folder in ("a", "b")]
-    for run in runs:
-        run.mkdir(parents=True)
-    page = page_at(write_comparison(runs, tmp_path / "both.html"))
-    for expected in (
-        "a/quickstart · b/quickstart", "No run was evaluated", "No steps logged yet",
-        "No difference in 0 values",
-    ):  # fmt: skip
-        assert expected in page.text
-
-
-def test_a_run_cannot_be_compared_with_itself(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="named twice"):
-        write_comparison([tmp_path, tmp_path / "."])
-
-
 # --- command line and values -----------------------------------------------------------------
 
 
-def test_command_line(run_dir: Path, slower: Path, capsys: Any) -> None:
+def test_command_line(run_dir: Path, capsys: Any) -> None:
+    page = run_dir.parent / "elsewhere.html"
+    main([str(run_dir), "--output", str(page)])
+    assert capsys.readouterr().out.strip() == str(page)
+    assert not (run_dir / "report.html").exists()
     main([str(run_dir)])
     assert capsys.readouterr().out.strip() == str(run_dir / "report.html")
-    page = run_dir.parent / "both.html"
-    main([str(run_dir), str(slower), "--output", str(page)])
-    assert capsys.readouterr().out.strip() == str(page)
-    assert page.is_file()
+    assert (run_dir / "report.html").read_bytes() == page.read_bytes()
     for mistake, expected in (
         ([str(run_dir / "nowhere")], "is not a run directory"),
-        ([str(run_dir), "--output", str(page)], "--output is for several runs"),
-        ([str(run_dir), str(slower), "--output", str(run_dir)], "cannot use"),
-        ([str(run_dir), str(slower), "--output", "."], "cannot use"),
-        ([str(run_dir), str(slower), "--output", f"{page}/x"], "cannot use"),
+        ([str(run_dir), str(run_dir)], "unrecognized arguments"),
+        ([str(run_dir), "--output", str(run_dir)], "cannot use"),
+        ([str(run_dir), "--output", "."], "cannot use"),
+        ([str(run_dir), "--output", f"{page}/x"], "cannot use"),
     ):
         with pytest.raises(SystemExit, match="2"):
             main(mistake)

@@ -11,7 +11,7 @@ from filelock import FileLock
 
 from made_up_run import ATTACK, attack_everywhere, grow, metric_rows, write_lines, write_run
 from serving import serving
-from sologrpo.report import write_comparison, write_report
+from sologrpo.report import write_report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
@@ -26,11 +26,6 @@ def run_dir(tmp_path_factory: Any) -> Path:
     path = write_run(tmp_path_factory.mktemp("runs") / "quickstart")
     write_report(path)
     return path
-
-
-@pytest.fixture(scope="module")
-def comparison(run_dir: Path) -> Path:
-    return write_comparison([run_dir, write_run(run_dir.parent / "other")])
 
 
 @pytest.fixture(scope="module")
@@ -91,19 +86,19 @@ def attributes(entries: Any, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")])
-def test_pages_open_without_errors_and_without_network(
-    chromium: Any, run_dir: Path, comparison: Path, size: dict[str, int], scheme: str
+def test_the_page_opens_without_errors_and_without_network(
+    chromium: Any, run_dir: Path, size: dict[str, int], scheme: str
 ) -> None:
-    for path in (run_dir / "report.html", comparison):
-        tab = Tab(chromium, path, viewport=size, color_scheme=scheme)
-        assert tab.requests == [path.as_uri()]
-        width = tab.page.evaluate("document.documentElement.scrollWidth")
-        assert width == size["width"]  # nothing is wider than the screen
-        shade = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
-        red, green, blue = map(int, re.findall(r"\d+", shade))
-        assert (red + green + blue < 150) == (scheme == "dark")
-        assert tab.messages == []
-        tab.page.context.close()
+    path = run_dir / "report.html"
+    tab = Tab(chromium, path, viewport=size, color_scheme=scheme)
+    assert tab.requests == [path.as_uri()]
+    width = tab.page.evaluate("document.documentElement.scrollWidth")
+    assert width == size["width"]  # nothing is wider than the screen
+    shade = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    red, green, blue = map(int, re.findall(r"\d+", shade))
+    assert (red + green + blue < 150) == (scheme == "dark")
+    assert tab.messages == []
+    tab.page.context.close()
 
 
 def test_hostile_output_stays_text(chromium: Any, tmp_path: Path) -> None:

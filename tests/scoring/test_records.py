@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,15 @@ from sologrpo.scoring.records import (
     Problem,
     Record,
     hash_text,
-    judge_again,
     judge_answer,
     make_record,
+    read_evaluated,
     read_records,
     read_results,
     write_evaluated,
 )
-from sologrpo.scoring.summary import compare_precisions, summarise
-from sologrpo.scoring.table import print_ending, print_formats, print_precisions
+from sologrpo.scoring.summary import summarise
+from sologrpo.scoring.table import print_ending, print_formats, print_results
 
 RIGHT = "<thinking>\n5 + 7 = 12\n</thinking>\n<answer>\n12\n</answer>"
 WRONG = "<thinking>\n5 + 7 = 13\n</thinking>\n<answer>\n13\n</answer>"
@@ -137,43 +138,28 @@ def test_samples_are_counted_by_problem() -> None:
         assert 0 <= low < sampled["scores"][name] < high <= 1
 
 
-def test_precisions_are_compared_with_the_trained_one() -> None:
-    def evaluated(*texts: str) -> Evaluated:
-        records = [record(text) for text in texts]
-        return Evaluated(records, summarise(records) | {"label": "x", "precision": "in words"})
+def evaluated(texts: list[str], asked: str = "xml", **settings: Any) -> Evaluated:
+    records = [
+        make_record(PROBLEM.model_copy(update={"prompt_format": asked}), answer(t, asked=asked))
+        for t in texts
+    ]
+    results = summarise(records) | {
+        "prompt_format": asked, "split": "test", "max_completion_length": 48,
+        "settings": {"prompt_format": asked} | settings,
+    }  # fmt: skip
+    return Evaluated(records, results)
 
-    comparison = compare_precisions(
-        {
-            "merged": evaluated(RIGHT, WRONG, WRONG + " ", RIGHT),
-            "nf4_adapter": evaluated(RIGHT, WRONG, WRONG, WRONG),
-        },
-        "nf4_adapter",
-    )
-    assert comparison["trained"] == "nf4_adapter"
-    merged, trained = comparison["precisions"]["merged"], comparison["precisions"]["nf4_adapter"]
-    assert (merged["differing_rate"], merged["delta"]) == (0.5, 0.25)
-    assert (merged["newly_right"], merged["newly_wrong"]) == (1, 0)
-    assert (trained["differing_rate"], trained["delta"]) == (0, 0)
+
+BOXED = r"so \boxed{12}"
 
 
 def test_formats_are_compared_with_their_own_baselines() -> None:
-    def evaluated(texts: list[str], asked: str, label: str, baseline: str | None) -> Evaluated:
-        records = [
-            make_record(PROBLEM.model_copy(update={"prompt_format": asked}), answer(t, asked=asked))
-            for t in texts
-        ]
-        results = summarise(records) | {
-            "label": label, "prompt_format": asked, "split": "test", "max_completion_length": 48
-        }  # fmt: skip
-        return Evaluated(records, results | ({"baseline": baseline} if baseline else {}))
-
-    boxed = r"so \boxed{12}"
     comparison = compare_formats(
         {
-            "baseline-boxed": evaluated([boxed, LOOSE, LOOSE], "boxed", "baseline-boxed", None),
-            "baseline": evaluated([WRONG, WRONG, WRONG], "xml", "baseline", None),
-            "trained-boxed": evaluated([LOOSE, boxed, boxed], "boxed", "x", "baseline-boxed"),
-            "trained": evaluated([RIGHT, RIGHT, LOOSE], "xml", "trained", "baseline"),
+            "baseline-boxed": evaluated([BOXED, LOOSE, LOOSE], "boxed"),
+            "baseline": evaluated([WRONG, WRONG, WRONG]),
+            "trained-boxed": evaluated([LOOSE, BOXED, BOXED], "boxed"),
+            "trained": evaluated([RIGHT, RIGHT, LOOSE]),
         },
         ["xml"],
     )
@@ -182,11 +168,43 @@ def test_formats_are_compared_with_their_own_baselines() -> None:
     assert list(rows) == ["xml", "boxed"]  # the trained prompt first
     assert [row["role"] for row in rows.values()] == ["trained", "unseen"]
     assert [row["label"] for row in rows.values()] == ["trained", "trained-boxed"]
+    assert [row["baseline"] for row in rows.values()] == ["baseline", "baseline-boxed"]
     xml, other = rows.values()
     assert (xml["newly_right"], xml["newly_wrong"], xml["delta"]) == (2, 0, 2 / 3)
     assert (xml["baseline_accuracy_lenient"], xml["accuracy_lenient"]) == (0, 1)
     assert (other["newly_right"], other["newly_wrong"], other["baseline_accuracy"]) == (2, 1, 1 / 3)
     assert comparison["verdict"].startswith("No gain under the trained prompt, xml, nor under")
+
+
+def test_formats_that_cannot_be_compared_have_no_verdict() -> None:
+    other = {"baseline": evaluated([WRONG], limit=3), "trained": evaluated([RIGHT], limit=4)}
+    with pytest.raises(InputError, match="baseline: limit 4 here, 3 there"):
+        compare_formats(other, ["xml"])
+    mixed = {
+        "baseline": evaluated([WRONG]), "baseline-boxed": evaluated([LOOSE], "boxed"),
+        "trained": evaluated([RIGHT], adapter_hash="9f86"),
+        "trained-boxed": evaluated([BOXED], "boxed", adapter_hash="d7a8"),  # before more training
+    }  # fmt: skip
+    with pytest.raises(InputError, match="trained and trained-boxed have another adapter_hash"):
+        compare_formats(mixed, ["xml"])
+
+
+@pytest.mark.parametrize(
+    ("trained", "says"),
+    [
+        (evaluated([RIGHT, LOOSE]), "trained against baseline, same problems: +50.0 points"),
+        (evaluated([RIGHT] * 2, max_completion_length=16),
+         "trained is not compared with baseline: max_completion_length 16 here, None there"),
+        (evaluated([RIGHT]), "trained is not compared with baseline: questions '"),
+    ],
+)  # fmt: skip
+def test_the_table_of_results_compares_what_can_be_compared(trained: Evaluated, says: str) -> None:
+    both = {"baseline": evaluated([WRONG, LOOSE]), "trained": trained}
+    for _, results in both.values():
+        results |= {"seconds": 2.0, "tokens_per_second": 9.0}
+    console = Console(file=io.StringIO(), width=200)
+    print_results(console, both)
+    assert says in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 GAIN, NONE, LOSS = (0.01, 0.3, 0.04), (-0.1, 0.1, 0.9), (-0.3, -0.01, 0.04)
@@ -244,20 +262,6 @@ def test_the_table_of_formats_fits_80_columns() -> None:
         assert part in text.getvalue()
 
 
-def test_the_table_of_precisions_fits_80_columns() -> None:
-    names = ("merged", "merged_dequantised", "adapter", "nf4_adapter", "merged_requantised")
-    row = {
-        "n": 100, "accuracy": 0.28, "accuracy_ci95": [0.201, 0.375], "delta": 0.19,
-        "delta_ci95": [0.087, 0.291], "newly_right": 24, "newly_wrong": 5, "mcnemar_p": 0.00054611,
-        "differing_rate": 0.95,
-    }  # fmt: skip
-    text = io.StringIO()
-    comparison = {"trained": "nf4_adapter", "precisions": dict.fromkeys(names, row)}
-    print_precisions(Console(file=text, width=80), comparison)
-    assert "…" not in text.getvalue()
-    assert all(name in text.getvalue() for name in names)
-
-
 # -- files ---------------------------------------------------------------------------------------
 
 
@@ -274,23 +278,17 @@ def test_records_and_results_are_read_back(tmp_path: Path) -> None:
     assert read[0].samples[0] == written[0].samples[0]
     assert read[0].samples[1].completion == "line\u2028break ?"  # half of a surrogate pair
     assert read_results(tmp_path / "results.json") == RESULTS
+    assert read_evaluated(tmp_path) == Evaluated(read, RESULTS)
     assert read_results(tmp_path / "nowhere.json") == {}
 
 
 RESULTS = summarise([record(RIGHT), record(LOOSE)]) | {
-    "seconds": 2.0, "tokens_per_second": 9.0, "settings": {}, "adapter": None, "precision": "merged"
+    "seconds": 2.0, "tokens_per_second": 9.0, "settings": {}, "adapter": None,
+    "precision": "merged", "prompt_format": "xml", "split": "test", "max_completion_length": 48,
 }  # fmt: skip
 OLD: dict[str, Any] = record(RIGHT).model_dump() | {
     "extracted": "99", "correct": False, "integer_answer": False
 }  # fmt: skip
-
-
-def test_records_can_be_judged_again(tmp_path: Path) -> None:
-    path = tmp_path / "records.jsonl"
-    path.write_text(json.dumps(OLD) + "\n", encoding="utf-8")
-    (old,) = read_records(path)
-    assert (old.correct, old.extracted) == (False, "99")
-    assert judge_again(old) == record(RIGHT)
 
 
 def changed(**values: object) -> str:
@@ -327,7 +325,7 @@ def test_files_without_records_are_refused(tmp_path: Path, text: str, message: s
     path = tmp_path / "records.jsonl"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=message) as caught:
-        list(map(judge_again, read_records(path)))
+        read_records(path)
     assert "\n" not in str(caught.value)
 
 
@@ -340,8 +338,6 @@ def test_files_without_records_are_refused(tmp_path: Path, text: str, message: s
         (json.dumps(RESULTS | {"n": 0}), "n: 0; expected greater than"),
         (json.dumps(RESULTS | {"accuracy": 28}), "accuracy: 28; expected less than"),
         (json.dumps(RESULTS | {"by_kind": {"add": 3}}), "by_kind.add: 3; expected key"),
-        (json.dumps(RESULTS | {"baseline": "baseline"}), "baseline_accuracy: missing"),
-        (json.dumps(RESULTS | {"baseline": "../../x"}), "baseline '../../x'"),
     ],
 )
 def test_damaged_results_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -351,38 +347,28 @@ def test_damaged_results_are_refused(tmp_path: Path, text: str, message: str) ->
         read_results(path)
 
 
-def test_scoring_imports_no_library_of_models_and_regrade_no_torch() -> None:
-    code = (
-        "import sys, sologrpo.scoring, evaluate; print(*sys.modules); "
-        "sys.argv = ['evaluate.py', '--regrade', 'nowhere.jsonl']\n"
-        "try: evaluate.main()\n"
-        "except SystemExit: print(*sys.modules)"
-    )
-    command = [sys.executable, "-c", code]
+def test_scoring_imports_no_library_of_models() -> None:
+    command = [sys.executable, "-c", "import sys, sologrpo.scoring; print(*sys.modules)"]
     printed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
-    imported, after_regrade = (set(line.split()) for line in printed.splitlines())
-    assert not {"torch", "transformers", "trl", "numpy", "datasets"} & imported
-    assert not {"torch", "trl", "datasets"} & after_regrade
-
-
-PAIRED = {"baseline": "baseline", "baseline_accuracy": 0.195, "delta": 0.385,
-          "delta_ci95": [0.326, 0.44]}  # fmt: skip
+    assert not {"torch", "transformers", "trl", "numpy", "datasets"} & set(printed.split())
 
 
 @pytest.mark.parametrize(
-    ("more", "exported", "expected"),
+    ("labels", "exported", "expected"),
     [
-        (PAIRED, False, "accuracy  19.5% -> 58.0%: +38.5 points (95 % interval +32.6 to +44.0)"),
-        ({}, True, "accuracy  58.0% (95 % interval 53.1% to 62.7%)"),
+        (("baseline", "trained"), False,
+         "accuracy  0.0% -> 50.0%: +50.0 points (95 % interval -27.3 to +90.5)"),
+        (("trained",), True, "accuracy  50.0% (95 % interval 9.5% to 90.5%)"),
     ],
-)
+)  # fmt: skip
 def test_the_end_of_an_evaluation_can_be_copied(
-    more: dict[str, Any], exported: bool, expected: str
+    labels: Sequence[str], exported: bool, expected: str
 ) -> None:
     console = Console(file=io.StringIO(), width=40)
     run = Path("runs/my run")
-    results = {"accuracy": 0.58, "accuracy_ci95": [0.531, 0.627], **more}
-    print_ending(console, results, run, {"adapter": run / "adapter"}, exported)
+    both = {"baseline": evaluated([WRONG, LOOSE]), "trained": evaluated([RIGHT, LOOSE])}
+    shown = {label: both[label] for label in labels}
+    print_ending(console, shown, run, {"adapter": run / "adapter"}, exported)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     export = "          sologrpo export --run 'runs/my run' --save_merged 'out/my run'"
     assert lines == [

@@ -1,0 +1,39 @@
+"""Lock a folder, so that two processes never write to it at once."""
+
+import sys
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from sologrpo.errors import InputError, printable
+from sologrpo.files import LOCK
+
+
+def lock_folder(folder: Path, other: str) -> FileLock | None:
+    """Keep other processes from writing to a folder; the system lifts the lock when this one ends.
+
+    Args:
+        folder: that is there.
+        other: what the other process does, for the error.
+
+    Returns:
+        Lasts until it is released or forgotten; None where the file system has no locks.
+
+    Raises:
+        InputError: if another process holds the lock, or nothing can be written.
+    """
+    lock = FileLock(folder / LOCK, is_singleton=True)
+    try:
+        lock.acquire(timeout=0.5)  # `report --follow` takes a look at it, for an instant
+    except Timeout as error:
+        raise InputError(
+            f"{folder} is in use: another process {other} there; wait for it, or give another "
+            "--output_dir"
+        ) from error
+    except PermissionError as error:
+        raise InputError(f"cannot write into output_dir {folder}: {error.strerror}") from error
+    except (OSError, NotImplementedError) as error:  # some network file systems
+        line = f"cannot lock {folder} ({error}): start no second command there"
+        print(printable(line), file=sys.stderr)
+        return None
+    return lock
