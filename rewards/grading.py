@@ -3,11 +3,11 @@
 Finding the answer
     ``xml`` and ``r1_zero``: complete, exactly spelled ``<answer>…</answer>`` elements outside the
     reasoning. Several elements must agree. ``boxed``: the last complete ``\\boxed{…}`` outside the
-    reasoning, unless it ends a row of different boxes, is part of a longer formula, or later prose
-    contradicts it. ``lm_eval``: the rest of a line after ``####``. Several such lines must agree.
-    Reasoning is ``<thinking>``, ``<think>`` or ``<reasoning>`` up to its close tag. If it never
-    closes, the rest of the text is reasoning. The prompt of ``r1_zero`` ends in ``<think>``, so
-    everything up to the last ``</think>`` is reasoning.
+    reasoning, read together with the words and signs around it, unless it ends a row of different
+    boxes, or later prose contradicts it. ``lm_eval``: the rest of a line after ``####``. Several
+    such lines must agree. Reasoning is ``<thinking>``, ``<think>`` or ``<reasoning>`` up to its
+    close tag. If it never closes, the rest of the text is reasoning. The prompt of ``r1_zero`` ends
+    in ``<think>``, so everything up to the last ``</think>`` is reasoning.
 Reading the answer
     Exactly one value, compared exactly. `rewards.values` has the rules.
 
@@ -25,7 +25,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from rewards.values import Number, holds_number, numbers_in, read_integer, read_value
+from rewards.values import (
+    Number,
+    Reading,
+    holds_number,
+    numbers_in,
+    plain,
+    read_integer,
+    read_value,
+)
 
 PROMPT_FORMATS = ("xml", "r1_zero", "boxed", "lm_eval")
 OPEN, CLOSE, BOX, MARK = "<answer>", "</answer>", "\\boxed", "####"
@@ -50,26 +58,11 @@ class Verdict:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    number: Number | None
-    reason: str = ""
-
-
 # --- gold ---------------------------------------------------------------------------------------
 
 
 def parse_gold(answer: str) -> str:
-    """Parse the gold integer of a GSM8K answer: the text after the last ``####``.
-
-    Args:
-        answer: the raw answer column.
-
-    Returns:
-        The integer in canonical digits.
-
-    Raises:
-        GoldError: there is no ``####``, or no integer after it.
+    """Parse the gold integer of a GSM8K answer, after its last ``####``; else raise `GoldError`.
 
     >>> parse_gold("9 * 2 = <<9*2=18>>18\\n#### 1,018")
     '1018'
@@ -92,15 +85,7 @@ def _gold_number(answer: str) -> Number:
 
 
 def judge(completion: str, gold: str, prompt_format: str = "xml") -> Verdict:
-    """Judge a completion against a raw GSM8K answer.
-
-    Args:
-        completion: the text of the completion.
-        gold: the raw answer column, ending in ``#### 18``.
-        prompt_format: one of `PROMPT_FORMATS`.
-
-    Returns:
-        The verdict, with the extracted value and the reason.
+    """Judge a completion against a raw GSM8K answer, which ends in ``#### 18``.
 
     Raises:
         ValueError: the gold answer is invalid, or the prompt format is unknown.
@@ -113,7 +98,7 @@ def judge(completion: str, gold: str, prompt_format: str = "xml") -> Verdict:
     wanted = _gold_number(gold)
     answer = _find_answer(completion, prompt_format)
     if answer.number is None:
-        return Verdict(False, None, answer.reason)
+        return Verdict(False, None, answer.problem)
     extracted = str(answer.number)
     if answer.number == wanted:
         return Verdict(True, extracted, f"{_short(wanted)} is the gold answer")
@@ -122,15 +107,7 @@ def judge(completion: str, gold: str, prompt_format: str = "xml") -> Verdict:
 
 
 def is_correct(completion: str, gold: str, prompt_format: str = "xml") -> bool:
-    r"""Check whether the completion's answer equals the gold answer.
-
-    Args:
-        completion: the text of the completion.
-        gold: the raw answer column, ending in ``#### 18``.
-        prompt_format: one of `PROMPT_FORMATS`.
-
-    Raises:
-        ValueError: the gold answer is invalid, or the prompt format is unknown.
+    r"""Check whether the completion's answer equals the gold answer, as `judge` does.
 
     >>> is_correct("<answer>eighteen</answer>", "#### 18", "xml")
     True
@@ -142,14 +119,7 @@ def is_correct(completion: str, gold: str, prompt_format: str = "xml") -> bool:
 
 
 def extract_answer(completion: str, prompt_format: str = "xml") -> str | None:
-    """Extract the value of the completion's answer.
-
-    Args:
-        completion: the text of the completion.
-        prompt_format: one of `PROMPT_FORMATS`.
-
-    Returns:
-        The value in canonical digits; None unless the answer is a single value.
+    """Extract the value of the completion's answer in canonical digits; None if it has none.
 
     >>> extract_answer("<answer>$1,200.00 a year</answer>", "xml")
     '1200'
@@ -165,13 +135,6 @@ def lenient_is_correct(completion: str, gold: str) -> bool:
 
     Reported next to the strict verdict, to tell wrong arithmetic from wrong format. Do not train on
     it: a model only learns from it to end on a number.
-
-    Args:
-        completion: the text of the completion.
-        gold: the raw answer column, ending in ``#### 18``.
-
-    Raises:
-        GoldError: the gold answer is invalid.
 
     >>> lenient_is_correct("So she makes 9 * 2 = $18.00.", "#### 18")
     True
@@ -190,7 +153,7 @@ def _short(number: Number) -> str:
     return text if len(text) <= 40 else f"{text[:20]}... ({len(text)} characters)"
 
 
-def _find_answer(completion: str, prompt_format: str) -> _Answer:
+def _find_answer(completion: str, prompt_format: str) -> Reading:
     if prompt_format not in _FINDERS:
         known = ", ".join(PROMPT_FORMATS)
         raise ValueError(f"unknown prompt_format {prompt_format!r}: use one of {known}")
@@ -297,9 +260,6 @@ def _partners(tags: list[re.Match[str]]) -> dict[int, int | None]:
 def answer_elements(visible: str) -> list[str]:
     """Return the contents of all complete ``<answer>`` elements.
 
-    Args:
-        visible: text without reasoning, from `visible_text`.
-
     >>> answer_elements("<answer>17</answer> or <answer>18</answer>")
     ['17', '18']
     """
@@ -319,36 +279,33 @@ def _elements(visible: str) -> tuple[list[str], str]:
     return contents, ""
 
 
-def _find_element(visible: str) -> _Answer:
+def _find_element(visible: str) -> Reading:
     if visible.count(OPEN) > MAX_TAGS:
-        return _Answer(None, "the completion is stuffed with <answer> tags")
+        return Reading(None, "the completion is stuffed with <answer> tags")
     contents, unclosed = _elements(visible)
     if not contents:
-        return _Answer(None, "no complete <answer> element outside the reasoning")
+        return Reading(None, "no complete <answer> element outside the reasoning")
     answer = _agreed(contents, "elements")
     if answer.number is not None and _contradicts(unclosed, contents[-1]):
-        return _Answer(None, "a second <answer> is opened and differs")
+        return Reading(None, "a second <answer> is opened and differs")
     return answer
 
 
-def _agreed(contents: list[str], what: str) -> _Answer:
+def _agreed(contents: list[str], what: str) -> Reading:
     """Read the one value that all `contents` agree on."""
     distinct = list(dict.fromkeys(contents))
-    if len(distinct) > MAX_DISTINCT_ANSWERS:
-        return _Answer(None, f"several answer {what} that differ")
-    answers = [_read_element(content) for content in distinct]
-    if any(answer.number != answers[0].number for answer in answers):
-        return _Answer(None, f"several answer {what} that differ")
+    answers = [_read_element(content) for content in distinct[:MAX_DISTINCT_ANSWERS]]
+    if len(distinct) > MAX_DISTINCT_ANSWERS or len({answer.number for answer in answers}) > 1:
+        return Reading(None, f"several answer {what} that differ")
     return answers[0]
 
 
-def _read_element(content: str) -> _Answer:
+def _read_element(content: str) -> Reading:
     """Read one element. It may mention "<answer>" before the real answer."""
     before, _, content = content.rpartition(OPEN)
     if _may_hold_number(before):
-        return _Answer(None, "an <answer> element is opened inside another")
-    number, problem = read_value(content)
-    return _Answer(number, problem)
+        return Reading(None, "an <answer> element is opened inside another")
+    return read_value(content)
 
 
 def _contradicts(unclosed: str, answer: str) -> bool:
@@ -371,20 +328,17 @@ _LINE_END = re.compile(r"\n|Question:|</s>|<\|im_end\|>")
 def answer_lines(visible: str) -> list[str]:
     """Return what follows each ``####``, up to the end of its line or a stop string.
 
-    Args:
-        visible: text without reasoning, from `visible_text`.
-
     >>> answer_lines("9 * 2 = 18\\n#### 18")
     [' 18']
     """
     return [_LINE_END.split(rest, 1)[0] for rest in visible.split(MARK, MAX_TAGS + 1)[1:]]
 
 
-def _find_line(visible: str) -> _Answer:
+def _find_line(visible: str) -> Reading:
     lines = answer_lines(visible)
     if len(lines) > MAX_TAGS:
-        return _Answer(None, f"the completion is stuffed with {MARK}")
-    return _agreed(lines, "lines") if lines else _Answer(None, f"no line with {MARK}")
+        return Reading(None, f"the completion is stuffed with {MARK}")
+    return _agreed(lines, "lines") if lines else Reading(None, f"no line with {MARK}")
 
 
 # --- \\boxed -----------------------------------------------------------------------------------
@@ -395,9 +349,6 @@ _BRACE = re.compile(r"\\[{}]|[{}]")
 
 def answer_boxes(visible: str) -> list[str]:
     r"""Return the contents of the last complete box, and of the boxes offered together with it.
-
-    Args:
-        visible: text without reasoning, from `visible_text`.
 
     >>> answer_boxes(r"\boxed{9} times 2 is \boxed{18}")
     ['18']
@@ -438,37 +389,30 @@ def _closing_brace(text: str, position: int) -> int | None:
     return len(text) if window < len(text) else None
 
 
-def _find_boxed(visible: str) -> _Answer:
+def _find_boxed(visible: str) -> Reading:
     boxes = _boxes(visible)
     if not boxes:
-        return _Answer(None, "no complete \\boxed{...} outside the reasoning")
-    answer = _agreed([_box_text(visible, box) for box in _last_row(visible, boxes)], "boxes")
+        return Reading(None, "no complete \\boxed{...} outside the reasoning")
+    row = _last_row(visible, boxes)
+    answer = _agreed([visible[start:end] for _, start, end in row], "boxes")
+    tail, opened, unclosed = visible[row[-1][2] + 1 :].partition(BOX + "{")
+    if len(tail) > 2 * MAX_TAIL:
+        tail = tail[:MAX_TAIL] + "\n" + tail[-MAX_TAIL:]
+    tail = plain(tail)
+    if answer.number is not None:
+        answer = _in_context(visible[: row[0][0]], answer.number, tail)
     if answer.number is None:
         return answer
-    before, tail = visible[: boxes[-1][0]], visible[boxes[-1][2] + 1 :]
-    lead = before[-MAX_LEAD:]
-    if _NOT_MEANT.search(lead):
-        return _Answer(None, "the text before the box denies or weakens it")
-    if _OPERATOR_BEFORE.search(lead):
-        return _Answer(None, "the box is part of a longer formula")
-    tail, opened, unclosed = tail.partition(BOX + "{")
     if reason := _retraction(tail, answer.number):
-        return _Answer(None, reason)
-    if opened and _contradicts(unclosed, _box_text(visible, boxes[-1])):
-        return _Answer(None, "a second box is opened and differs")
+        return Reading(None, reason)
+    if opened and _contradicts(unclosed, visible[row[-1][1] : row[-1][2]]):
+        return Reading(None, "a second box is opened and differs")
     return answer
 
 
-def _box_text(visible: str, box: tuple[int, int, int]) -> str:
-    start, content_start, end = box
-    sign = re.search(r"(?:^|[\s=$(])([-\u2212])$", visible[max(start - 2, 0) : start])
-    return (sign[1] if sign else "") + visible[content_start:end]
-
-
-_LATEX_BETWEEN_BOXES = re.compile(r"\\(?:quad|qquad|text|mathrm)|[{}]")
 _BARE_GAP = re.compile(
-    r"(?:[\s$.,;:!?()\[\]|/&~\\*_=-]|(?:[0-9]+|\b[A-Za-z])[.):]"
-    r"|\b(?:and|or|maybe|perhaps|possibly|either|also)\b)*"
+    r"(?:[\s$.,;:!?()\[\]|/&~\\*_=]|-(?!\Z)|(?:[0-9]+|\b[A-Za-z])[.):]"
+    r"|\b(?:and|or|to|(?:then )?(?:maybe|perhaps|possibly)|either|also)\b)*"
 )
 
 
@@ -476,11 +420,12 @@ def _last_row(visible: str, boxes: list[tuple[int, int, int]]) -> list[tuple[int
     """Return the last box and the boxes before it that no prose separates: one offer."""
     first = max(len(boxes) - 1, 0)
     while first:
-        gap = visible[boxes[first - 1][2] + 1 : boxes[first][0]]
-        if len(gap) > 60 or not _BARE_GAP.fullmatch(_LATEX_BETWEEN_BOXES.sub("", gap)):
+        start, content, end = boxes[first - 1]
+        gap = plain(visible[end + 1 : boxes[first][0]][: 2 * MAX_NEAR])
+        if len(gap) > MAX_NEAR or not _BARE_GAP.fullmatch(gap):
             break
-        lead = visible[: boxes[first - 1][0]][-MAX_LEAD:]
-        if "=" in gap and _OPERATOR_BEFORE.search(lead):
+        number = read_value(visible[content:end]).number
+        if "=" in gap and number and _in_context(visible[:start], number, "").number is None:
             break  # "\boxed{9} * \boxed{2} = \boxed{18}" is a calculation and its result
         first -= 1
     return boxes[first:]
@@ -488,24 +433,35 @@ def _last_row(visible: str, boxes: list[tuple[int, int, int]]) -> list[tuple[int
 
 # --- prose around a box --------------------------------------------------------------------------
 
-MAX_LEAD = 60  # characters read before the box
-MAX_TAIL = 1_000  # characters read at each end of the text after the box
-_NOT_MEANT = re.compile(
-    r"(?:\b(?:not|never|cannot)|n['\u2019]t)(?: be| equal(?: to)?| the answer){0,2}[^\w.!?\n]*\Z"
-    r"|\b(?:than|at least|at most|up to|or)[^\w.!?\n]*\Z"
-    r"|\b(?:wrong|incorrect|false) (?:answer|value|result)(?: is| was| would be)?[^\w.!?\n]*\Z",
-    re.IGNORECASE,
+MAX_NEAR = 60  # characters read on each side of a box, as if there were no box
+MAX_TAIL = 1_000  # characters searched at each end of the text after the box
+# They end at punctuation, a formula or a conjunction, and at a number that a word keeps apart.
+_EDGE = (
+    r"[\n|;→]|&(?!\w)|(?:\bor)?[.,:!?]+(?=\s)|(?<![0-9])[.,:!?]+\Z|(?<![!<>])=|[-=]>|<[/|a-z][^<>]*>?"
+    r"|[<>](?=[ $]*[0-9])|\s\((?=[$0-9])"
+    r"|\\(?:[\\\s]|\Z|(?:n|qed|blacksquare|checkmark)\b|(?:begin|end|tag)\s*\S*)"
+    r"|\b(?:so|thus|then|which|because|since|if)\b"
 )
-# The box is part of a longer formula: "2 * \boxed{9}", "\sqrt{\boxed{9}}", "x > \boxed{9}".
-_OPERATOR_BEFORE = re.compile(
-    r"[0-9]\Z|[0-9)}] *[*/^+] *\Z|[\w)}] [<>] *\Z|[\u2260\u2264\u2265\u00b1] *\Z"
-    r"|\\(?:times|cdot|div|neq?|leq?|geq?|lt|gt|pm) *\Z|\\(?:[dt]?frac|sqrt) *\{ *\Z"
+_JOINT = r"(?:and|to|x|times|by)\b"
+_BEFORE = re.compile(
+    rf"(?m:^\s*[-*•]\s)|{_EDGE}|[0-9](?=[^\n]*(?<![\\A-Za-z])(?!{_JOINT})[A-Za-z])", re.IGNORECASE
 )
-_CONTINUES = re.compile(
-    r"[0-9]|[.,][0-9]|[kKMB]\b"
-    r"|[\s$]*(?i:hundred|thousand|million|billion|trillion)\b"
-    r"|[ $]*(?:[-+*/^\u00b1\u2013]|\\(?:times|cdot|div|pm)) *(?:\\?\$)? *[0-9]"
+_AFTER = re.compile(_EDGE, re.IGNORECASE)
+_NEAR = re.compile(
+    rf"(?:[^\w\\]|\b{_JOINT})*[0-9][0-9.,]*|.*?(?=(?:\bnot )?[a-z$]*[0-9]|\Z)", re.IGNORECASE
 )
+
+
+def _in_context(before: str, number: Number, tail: str) -> Reading:
+    """Read the number of a box again, together with the signs and words around the box."""
+    lead = _BEFORE.split(plain(before[-MAX_NEAR:]))[-1]
+    space = " " if lead[-1:].isalpha() else ""
+    near = _NEAR.findall(_AFTER.split(tail[:MAX_NEAR], 1)[0])[0]
+    around = read_value(f"{lead}{space}{number}{near}".replace("$", ""))
+    if around.number and around.number[1:] != number[1:]:  # all but the sign
+        return Reading(None, "the number goes on outside the box")
+    return around
+
 
 _FIGURE = r"((?<![0-9,.])[-\u2212]?[$€£]?[0-9][0-9,.]{0,30})"
 _PHRASE = r"((?:[^.\n!?;<]|\.(?=[0-9])){1,60})"
@@ -529,7 +485,7 @@ _ANSWERED_AGAIN = [
     r"\b(?:it|that)(?:'s| is| equals| (?:may|might|could) be)(?: really| actually| now| just)?"
     rf" {_FIGURE}(?= ?(?:[!?\n]|dollars|$))",
     # "\boxed{18}, 20", "\boxed{18} = 20"
-    rf"\A[ $]*(?:[,;&|=]|and\b|to\b) *{_FIGURE}(?=\s*(?:$|[\n!?)]))",
+    rf"\A[ $]*[,;&|=] *{_FIGURE}(?=\s*(?:$|[\n!?)]))",
 ]
 # Each captures a number that the text rejects.
 _REJECTED = [
@@ -563,11 +519,6 @@ _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|[\n;]")
 
 def _retraction(tail: str, number: Number) -> str:
     """Return why the prose after a box contradicts it; empty if it does not."""
-    if len(tail) > 2 * MAX_TAIL:
-        tail = tail[:MAX_TAIL] + "\n" + tail[-MAX_TAIL:]
-    tail = tail.replace("\u2019", "'")
-    if _CONTINUES.match(tail):
-        return "the number or the formula continues after the box"
     if _TAKEN_BACK.search(tail) or number in _captured(_REJECTED, tail):
         return "the text after the box takes it back"
     differs = any(other != number for other in _captured(_ANSWERED_AGAIN, tail))
@@ -597,7 +548,7 @@ def _ends_elsewhere(tail: str, number: Number) -> bool:
     return any(other != number for other in _captured([_CONCLUSION], last))
 
 
-_FINDERS: dict[str, Callable[[str], _Answer]] = {
+_FINDERS: dict[str, Callable[[str], Reading]] = {
     "xml": _find_element,
     "r1_zero": _find_element,
     "lm_eval": _find_line,

@@ -2,8 +2,8 @@
 
 `read_value` accepts what a careful reader would call one value: ``18``, ``$1,200.00``,
 ``**18** eggs``, ``x = 18``, ``\\text{18 apples}``, ``twenty-one``, ``1.8e1``. It rejects lists,
-ranges, inequalities, fractions, unevaluated arithmetic, compound amounts, placeholders and
-instructions to the grader.
+ranges, inequalities, fractions, unevaluated arithmetic, numbers that a word scales or negates,
+compound amounts, placeholders and instructions to the grader.
 
 First the text is simplified (scripts, LaTeX, Markdown). Then every number in it is located. The
 text around the numbers, the skeleton, is searched for words that change the meaning. Numbers are
@@ -15,6 +15,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from fractions import Fraction
+from math import isqrt
 from typing import NamedTuple
 
 # The length of a short sentence, in characters. Plain digits may be longer. Bounds all work below.
@@ -54,13 +55,7 @@ class _NotOneValueError(Exception):
 
 
 def make_number(negative: bool, whole: str, fraction: str = "", exponent: int = 0) -> Number:
-    """Build a number from its digits.
-
-    Args:
-        negative: True for a minus sign.
-        whole: the digits before the decimal point.
-        fraction: the digits after it.
-        exponent: the power of ten.
+    """Build a number from the digits before and after its decimal point, times 10^exponent.
 
     >>> make_number(False, "0018", "00")
     Number(negative=False, digits='18', exponent=0)
@@ -88,10 +83,7 @@ _PADDING = " \t\n\r\f\v\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3
 
 
 def read_integer(text: str) -> Number | None:
-    """Read an integer, with or without thousands separators.
-
-    Returns:
-        The number; None if the text is anything else.
+    """Read an integer, with or without thousands separators; None if `text` is anything else.
 
     >>> str(read_integer("-1,200"))
     '-1200'
@@ -103,13 +95,7 @@ def read_integer(text: str) -> Number | None:
 
 
 def read_value(text: str) -> Reading:
-    """Read the single value that `text` states.
-
-    Args:
-        text: the content of an answer element or a box.
-
-    Returns:
-        The number, or the reason why there is none.
+    """Read the single value that `text` states, or the reason why there is none.
 
     >>> str(read_value("Janet makes $18 every day.").number)
     '18'
@@ -141,9 +127,26 @@ def numbers_in(text: str) -> set[Number]:
     >>> sorted(str(number) for number in numbers_in("9 eggs at $2 make eighteen."))
     ['18', '2', '9']
     """
-    figures = {read_value(match[0]).number for match in _FIGURE.finditer(text)}
-    words = {read_value(match[0]).number for match in _WORD_RUN.finditer(text.lower())}
-    return {number for number in figures | words if number is not None}
+    found = (read_value(match[0]).number for match in _FIGURE.finditer(plain(text)))
+    return {number for number in found if number is not None}
+
+
+def plain(text: str) -> str:
+    r"""Write LaTeX that shows plain text as that text, and number words but "one" in digits.
+
+    >>> plain(r"Twenty-one of 18\,\text{cm}, one by one")
+    '21 of 18   cm  , one by one'
+    """
+    return _WORD_RUN.sub(_in_digits, _without_latex(text.replace("\u2019", "'")))
+
+
+def _in_digits(words: re.Match[str]) -> str:
+    if words[0].lower() == "one":
+        return words[0]
+    try:
+        return str(_words_value(words[0].lower()))
+    except _NotOneValueError:
+        return re.sub(r"\w+", lambda word: str(_SMALL.get(word[0].lower(), word[0])), words[0])
 
 
 # --- a sentence around one number ---------------------------------------------------------------
@@ -158,7 +161,7 @@ def _read_sentence(text: str) -> Number:
     skeleton = _blank(simple, found).lower()
     words = list(_word_numbers(skeleton, with_digits=bool(found)))
     skeleton = _blank(skeleton, words)
-    _refuse_by_wording(skeleton, [*_WORDING, _NEGATED_NAME, _ARITHMETIC, _SCALED, _STRAY_SIGN])
+    _refuse_by_wording(skeleton, [*_WORDING, _ARITHMETIC])
     values = {item.number for item in found + words}
     if not values:
         raise _NotOneValueError("the answer contains no number")
@@ -220,11 +223,6 @@ _INVISIBLE_IN_NUMBER = re.compile(f"(?<=[0-9])[{_INVISIBLE}]+(?=[0-9])")
 _INVISIBLE_ANYWHERE = re.compile(f"[{_INVISIBLE}]")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 _POWER_OF_TEN = re.compile("(?<![0-9])10([⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+)")
-# "18 cm^2", "18 m²", "18 cm2". "x² = 18" does not give x.
-_AREA_UNIT = re.compile(
-    r"(?:(?<=[A-Za-z])\s*(?:\^ ?\{?[23]\}?|⁻?[¹²³])|(?:(?<=[ckdm]m)|(?<= m)|(?<=ft))[23])"
-    r"(?!\w|\s*=)"
-)
 # "x_1 = 18" and "x_{12} = 18": the index is part of the name.
 _INDEX = re.compile(r"(?<![\w.])([A-Za-z])_(?:[0-9]|\{[0-9]{1,3}\})(?=\s*=)")
 
@@ -237,10 +235,9 @@ def _simplify(text: str) -> str:
         text = _plain_characters(text)
     if any((ch < " " and ch not in "\t\n\r\f\v") or "\ud800" <= ch <= "\udfff" for ch in text):
         raise _NotOneValueError("the answer contains control characters")
-    text = _INDEX.sub(r"\1", text)
-    if "\\" in text or "{" in text:
-        text = _without_latex(text)
-    text = _AREA_UNIT.sub("", text)
+    text = _without_latex(_INDEX.sub(r"\1", text))
+    if "\\" in text:
+        raise _NotOneValueError("the answer is LaTeX that is not a plain number")
     return _without_markup(text)
 
 
@@ -256,48 +253,43 @@ def _plain_characters(text: str) -> str:
     return _INVISIBLE_ANYWHERE.sub("", text)
 
 
-# Replacements are two spaces wide where one space could join "1" and "200" to 1,200.
-_LATEX_CHARACTERS = [
-    ("\\text{,}", ","),
-    ("\\text{-}", "-"),
-    ("{,}", ","),
-    ("\\!", ""),
-    ("\\,", " "),
-    ("\\ ", " "),
-    ("\\$", "$"),
-    ("\\%", "%"),
-    ("\\#", "#"),
-    ("\\pounds", "£"),
-    ("\\times", " * "),
-    ("\\cdot", " * "),
-    ("\\div", " / "),
-    ("\\approx", " ~ "),
-    ("^\\circ", "°"),
-    ("^{\\circ}", "°"),
+# In this order. Replacements are two spaces wide where one space could join "1" and "200" to 1,200.
+_LATEX = [
+    (
+        r"\\(?:boxed|[fm]box|text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf)|operatorname|emph"
+        r"|underline|bm)\s*(?=\{)",
+        "",
+    ),
+    (r"\{([,-])\}", r"\1"),
+    (r"\\!", ""),
+    (r"\\[, ]", " "),
+    (r"\\([$%#])", r"\1"),
+    (r"\\pounds", "£"),
+    (r"\\(?:times|cdot)", " * "),
+    (r"\\div", " / "),
+    (r"\\approx", " ~ "),
+    (r"\^\{?\\circ\}?", "°"),
+    (r"\\(?:therefore|implies|to|(?:[Ll]ong)?[Rr]ightarrow)(?![A-Za-z])", "→"),
+    (r"\\(?:q?quad|left|right|displaystyle|large|Large|LARGE|huge|Huge|bf|rm)(?![A-Za-z])", "  "),
+    (r"\\[;:()\[\]]|\\(?:text)?color\s*\{(?!white)[a-z]+\}", "  "),  # white text is invisible
+    (r"\\sqrt\s*\{([^{}]+)\}", r"√(\1)"),
+    (r"\\[dt]?frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}", r" ((\1)/(\2))"),
+    (r"\^\s*\{([^{}]*)\}", r"^\1"),
+    (r"[{}]", "  "),
+    # "18 cm^2", "18 m²", "18 cm2". "x² = 18" does not give x.
+    (
+        r"(?:(?<=[A-Za-z])\s*(?:\^ ?[23]|⁻?[¹²³])|(?:(?<=[ckdm]m)|(?<= m)|(?<=ft))[23])"
+        r"(?!\w|\s*=)",
+        "",
+    ),
 ]
-_LATEX_SPACING = re.compile(
-    r"\\(?:[;:()\[\]]|(?:quad|qquad|left|right|displaystyle|large|Large|LARGE|huge|Huge|bf|rm"
-    r"|therefore|implies|Rightarrow|rightarrow)(?![A-Za-z]))"
-    # White text is invisible.
-    r"|\\(?:text)?color\s*\{(?!white)[a-z]+\}"
-)
-_LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}")
-_LATEX_WRAPPER = re.compile(
-    r"\\(?:boxed|fbox|mbox|text|textbf|textit|textrm|textsf|texttt|textnormal|mathrm|mathbf|mathit"
-    r"|mathsf|operatorname|emph|underline|bm)\s*(?=\{)"
-)
 
 
 def _without_latex(text: str) -> str:
-    for old, new in _LATEX_CHARACTERS:
-        text = text.replace(old, new)
-    text = _LATEX_SPACING.sub("  ", text)
-    text = _LATEX_FRACTION.sub(r" (\1)/(\2)", text)
-    text = _LATEX_WRAPPER.sub("  ", text)
-    if "\\" in text:
-        raise _NotOneValueError("the answer is LaTeX that is not a plain number")
-    text = re.sub(r"\^\s*\{\s*([^{}]*)\}", r"^\1", text)
-    return re.sub("[{}]", "  ", text)
+    if re.search(r"[\\{}^¹²³]|[mt][23]", text):  # most answers have nothing to replace
+        for pattern, plainly in _LATEX:
+            text = re.sub(pattern, plainly, text)
+    return text
 
 
 _HTML = re.compile(r"</?(?:b|i|u|em|strong|code|p|br|span) ?/?>")
@@ -320,8 +312,8 @@ def _without_markup(text: str) -> str:
     text = _FENCE.sub("  ", text + " ").rstrip()
     text = _ARROW.sub("→", _HTML.sub("  ", text))
     text = _BULLET.sub("", text, count=1) if _BULLET.match(text) else text
-    text = _OPENING_MARK.sub("  ", text)
-    return _CLOSING_MARK.sub("  ", text).strip()
+    text, opened = _OPENING_MARK.subn("  ", text)
+    return (_CLOSING_MARK.sub("  ", text) if opened else text).strip()
 
 
 # --- numbers written in digits ------------------------------------------------------------------
@@ -336,7 +328,7 @@ _NUMBER = re.compile(
     (?P<currency>{_CURRENCY}\ ?)?
     (?P<inner>(?<=[\s$€£¥])[-+])?
     (?: (?P<whole>(?:[1-9][0-9]{{0,2}}(?:(?:,[0-9]{{3}})+|(?:\ [0-9]{{3}})+)(?![0-9])|[0-9]+))
-        (?:\.(?P<fraction>[0-9]+|(?!\.)))?
+        (?:\.(?P<fraction>[0-9]++(?!\.\.)|(?![.0-9])))?
       | (?<![\w.])\.(?P<bare>[0-9]+) )
     (?: [eE](?P<exponent>[-+]?[0-9]+)(?![0-9])
       | \s*[x*]\s*10\s*\^\s*(?P<power>[-+]?\s?[0-9]+) )?
@@ -345,18 +337,16 @@ _NUMBER = re.compile(
 )
 _POWERS = {"k": 3, "m": 6, "b": 9, "t": 12, "hundred": 2, "thousand": 3, "lakh": 5, "crore": 7}
 _POWERS |= {"million": 6, "mil": 6, "mln": 6, "mn": 6, "billion": 9, "bn": 9, "trillion": 12}
-_MAGNITUDE = re.compile(
-    r"[\s-]*(?:(?i:(hundred|thousand|lakh|crore|million|mil|mln|mn|billion|bn|trillion)s?)"
-    r"|([kKMBT]))(?![A-Za-z'&])"
-)
+_SCALE = "|".join(word for word in _POWERS if word[1:])
+_MAGNITUDE = re.compile(rf"[\s-]*(?:(?i:({_SCALE})s?)|([kKMBT]))(?![A-Za-z'&]|-[A-Za-z])")
 _MILLION_IN_MONEY = re.compile(r" ?(m)(?![A-Za-z])")
 # Chinese, Japanese and Korean letters adjoin numbers without a space.
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 _ALLOWED_BEFORE = " \t\n\r\f\v([\"':=#~,;*_$→⇒•№"
 # Letters may follow if they can be a unit: two or more letters, or a common short one.
 _ALLOWED_AFTER = re.compile(
-    rf"""$ | \s | [;!?%°"\u2032\u2033\])}}=~] | [,:'](?![0-9]) | [*_]+(?![\w(]) | \.(?![.0-9])
-      | [\u2600-\u2775\U0001f300-\U0001faff] | {_UNSPACED.pattern}
+    rf"""$ | \s | [;!?%°"\u2032\u2033\])}}=~] | [,:'](?![0-9]) | [*_]+(?![\w(])
+      | \.(?:\.\.)?(?![.0-9]) | [\u2600-\u2775\U0001f300-\U0001faff] | {_UNSPACED.pattern}
       | -\s?[^\W\d_] | /\s*(?:[A-Za-z]{{2,}}|[mgshldL]\b) | {_CURRENCY}
       | (?!ish\b|[eE]\d)[^\W\d_]{{2,}}(?![0-9_]) | [mgshlLdCF](?![\w])""",
     re.VERBOSE,
@@ -371,8 +361,8 @@ def _numbers(text: str) -> Iterator[_Found]:
         before = text[: match.start()]
         if before and before[-1] not in _ALLOWED_BEFORE and not _UNSPACED.match(before[-1]):
             raise _NotOneValueError(f"a number follows {before[-1]!a} without a space")
-        if re.search(r"[^\W_]\([^\w)]*$", before):
-            raise _NotOneValueError("the answer is a function call")
+        if re.search(r"[^\W_](?:\([^\w)]*|_\s*)$", before):
+            raise _NotOneValueError("the number is an index or in a function call")
         power, end = _magnitude(text, match)
         if not _ALLOWED_AFTER.match(text, end):
             raise _NotOneValueError(f"a number is followed by {text[end]!a}")
@@ -400,8 +390,7 @@ def _magnitude(text: str, match: re.Match[str]) -> tuple[int, int]:
         suffix = _MILLION_IN_MONEY.match(text, match.end())
     if not suffix:
         return 0, match.end()
-    word = next(group for group in suffix.groups() if group)
-    return _POWERS[word.lower()], suffix.end()
+    return _POWERS[suffix[suffix.lastindex or 0].lower()], suffix.end()
 
 
 def _is_negative(match: re.Match[str], before: str) -> bool:
@@ -410,7 +399,7 @@ def _is_negative(match: re.Match[str], before: str) -> bool:
     word = re.search(r"(?i)\b(?:minus|negative)\s*$", before)
     if len(marks) + bool(word) > 1 or before.endswith(("-", "+")):
         raise _NotOneValueError("a number has two signs")
-    if " " in sign and re.search(r"[\w)]\s*$", before):
+    if re.search(r"[0-9)]\s*[-+] ?$|\w\s*[-+] $", before + sign):
         # "Answer - 18" is a dash; "profit - 18" could be a subtraction.
         if marks == "-" and before.rstrip().lower().endswith(_LABELS):
             return False
@@ -428,32 +417,33 @@ _UNITS = [
 _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _SMALL = {word: value for value, word in enumerate(_UNITS)}
 _SMALL |= {word: value * 10 for value, word in enumerate(_TENS, start=2)}
+_SMALL |= {"half a dozen": 6, "a dozen": 12}
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _NUMBER_WORD = "(?:" + "|".join([*_SMALL, "hundred", *_SCALES]) + ")"
 _WORD_RUN = re.compile(
-    rf"\b(?:half\sa\sdozen|a\sdozen|(?:a\s+(?=hundred|thousand|million|billion))?{_NUMBER_WORD}"
-    rf"(?:(?:\s*-\s*|,?\s+(?:and\s+)?){_NUMBER_WORD})*)\b"
+    rf"\b(?=[a-z])(?:a\s+(?=hundred|thousand|million|billion))?{_NUMBER_WORD}"
+    rf"(?:(?:\s*-\s*|,?\s+(?:and\s+)?){_NUMBER_WORD})*\b",
+    re.IGNORECASE,
 )
 _ANY_NUMBER = re.compile(rf"[0-9]|\b(?=[a-zA-Z])(?i:{_NUMBER_WORD}\b)")
+_COUNTS = re.compile(r"(?:,|\b(?:and|or|point|less|0 to))\s*\Z")  # what "one" follows as a number
 
 
 def _word_numbers(text: str, with_digits: bool) -> Iterator[_Found]:
     """Yield every number written in words, in lower-case `text`."""
     for match in _WORD_RUN.finditer(text):
         before = text[: match.start()]
-        if with_digits and match[0] == "one" and not re.search(r"(?:,|\b(?:and|or))\s*$", before):
+        if with_digits and match[0] == "one" and not _COUNTS.search(before):
             continue  # a pronoun: "18 eggs for each one"
-        value = {"a dozen": 12, "half a dozen": 6}.get(match[0])
-        if value is None:
-            value = _words_value(re.findall("[a-z]+", match[0]))
+        value = _words_value(match[0])
         negative = bool(re.search(r"\b(?:minus|negative)\s*$", before))
         yield _Found(make_number(negative, str(value)), match.start(), match.end())
 
 
-def _words_value(words: list[str]) -> int:
+def _words_value(run: str) -> int:
     """Return the integer that a run of number words spells. Raise unless it spells exactly one."""
     total, group, last_scale = 0, 0, 10**15
-    for word in words:
+    for word in re.findall(r"(?:half )?a dozen|[a-z]+", run):
         if word in ("a", "and"):
             group += word == "a"
         elif word == "hundred" and 0 < group < 100:
@@ -487,7 +477,7 @@ _DENIAL = (
     r"|\b(?:never|neither|nor|cannot)\b)(?s:.*)0"
     r"|0\W+(?:\w+ ){0,3}?(?:not|never|cannot|\w+n't)\b(?=\W*$| (?:quite |be ){0,2}"
     r"(?:right|correct|true|valid|(?:the |my |an )(?:\w+ )?(?:answer|result|value|number)))"
-    r"|\bnone\b|\bno\s+(?:\w+\s+){0,2}0"
+    r"|\bnone\b(?! left)|\bno\s+(?:\w+\s+){0,2}0"
     r"|\b(?:is|was|are|be|'s) (?:\w+ )?(?:wrong|incorrect|false|untrue)\b"
     r"|\((?:wrong|incorrect|false)\)"
     r"|\b(?:wrong|incorrect|false) (?:answer|result|value|number)\b"
@@ -504,7 +494,7 @@ _OTHER_DENIAL = re.compile(
     rf"|\b{_AUXILIARY}(?:n't| not)(?= [a-z]+(?: (?:on|for|with|at|in)(?: [a-z]+)?| yet)?"
     r" (?:is|was)\b)"
     r"|(?<!\bis )(?<!\bare )(?<!\bwas )(?<!\bwere )(?<!\bbe )(?<!\bbeen )(?<!'s )(?<!'re )"
-    r"\bnot(?= [a-z]+(?:ed|en|ing)\b))"
+    r"\bnot(?= [a-z]+(?:ed|en|ing| is| are| was| were)\b))"
     r"(?! (?:right|correct|true|valid|accurate|think|believe|say|the|an?|it|be(?= ?[:=]))\b)"
     r"(?=[a-z' -]{1,80}(?:\b(?:is|are|was|were|equals)|[:=])[\s$]*0)"
     r"|\A(?:since|because|as) [a-z' -]{1,80},(?= [a-z])"
@@ -517,7 +507,8 @@ _WORDING = [
     ),
     (
         "the answer is a bound, not a value",
-        r"\bat (?:least|most)\b(?! (?:once|twice)\b)|\bupwards of\b"
+        r"\bat (?:least|most)\b(?! (?:once|twice)\b)|\b(?:upwards|shy|in excess) of\b"
+        r"|\b(?:short|north|south) of 0|0 (?:-(?:odd|plus|some\w*)|-?ish)\b"
         # "The coins add up to 18" and "it takes 18 days to catch up to him" are values.
         r"|(?<!\badd )(?<!\badds )(?<!\bsum )(?<!\bsums )(?<!\bcatch )(?<!\bsign )\bup to\b"
         r"|\b(?:than|between)\s+(?:\w+\s+)?0"
@@ -550,24 +541,31 @@ _WORDING = [
         r" (?:this|it|me|my|as|the answer|correct)\b|\baccept (?:any|all|every|both)\b"
         r"|\bif (?:the )?(?:gold|reference|expected|target)\b",
     ),
+    (
+        "the answer is scaled by a word",
+        rf"\b(?:{_SCALE})s?\b|\((?:in )?[kbt]\)"
+        r"|\b0 (?:grand|thou)\W*$|\b0 ?(?:per ?mille?|basis points?|bps)\b"
+        r"|\b(?:twice|thrice|double|triple|quadruple)\s+(?:\w+\s+)?0"
+        r"|\b0 twice\b|\b0\W+(?:\w+\W+)?(?:(?:halv|doubl|tripl|quadrupl|squar|cub)ed"
+        r"|(?:cut|split|divided|multiplied) (?:by|in half))\b"
+        r"|\b(?:in )?(?:hex|hexadecimal|octal|binary)\W*$",
+    ),
+    (
+        "the sign is unclear",
+        # "-x = 18" gives the negative of x.
+        r"\b(?:minus|negative)\b(?! 0)|(?<!\w)-(?:[a-z]|\s[a-z]\b)[^=]*="
+        r"|\bin (?:the red|debt|deficit|arrears)\W*$|\boverdrawn\b|\bbelow freezing\b",
+    ),
 ]
-_SCALED = (
-    "the answer is scaled by a word",
-    r"\b0 (?:grand|thou)\W*$|\b0 ?(?:per ?mille?|basis points?|bps)\b"
-    r"|\b(?:in )?(?:hex|hexadecimal|octal|binary)\W*$",
-)
-# "-x = 18" gives the negative of x.
-_NEGATED_NAME = ("the answer is unevaluated arithmetic", r"(?<!\w)-(?:[a-z]|\s[a-z]\b)[^=]*=")
-_STRAY_SIGN = ("the sign is unclear", r"\b(?:minus|negative)\b(?! 0)")
 _ARITHMETIC = (
     "the answer is unevaluated arithmetic",
-    r"\b(?:twice|thrice|double|triple|quadruple)\s+(?:\w+\s+)?0"
-    r"|\b0\s+(?:twice|doubled|tripled|squared|cubed|plus|minus)\b|\bplus\s+0"
+    r"\b0\s+(?:plus|minus)\b|\bplus\s+0"
     r"|\b(?:square|cube) root\b|\bfactorial\b|0 ?-\s*$"
     r"|\b(?:square|cube|root|reciprocal|inverse|opposite|negative|logarithm|log) of (?:the )?0"
     # At the start or after "=", where "they log 18 hours" does not stand.
     r"|(?:\A|[=:(])\s*(?:log|ln|lg|exp|sin|cos|tan|abs|sqrt)\b\s*(?:0|[a-z]\s*=)"
-    r"|\+|[*/][\s(]*0|0\s*(?:[xyn]|pi|sin|cos|ln|sqrt)\b"
+    r"|\+|[*/][\s(]*0|0\s*(?:times\s+)?(?:[xyn]|pi|sin|cos|ln|sqrt)\b"
+    r"|0 ?(?:[-*]|/ ) ?[b-hj-z]\b"
     # A minus separated from its number by a bracket: "-(12)".
     r"|(?:^|[=:()])\s*-\W*0"
     # A bracket that is multiplied or divided: "(18)/x".
@@ -587,7 +585,7 @@ def _refuse_by_wording(skeleton: str, rules: list[tuple[str, str]]) -> None:
 
 # --- a true equation states one value -----------------------------------------------------------
 
-_ARITHMETIC_TOKEN = re.compile(r"[0-9]+(?:\.[0-9]+)?|[-+*/()]")
+_ARITHMETIC_TOKEN = re.compile(r"[0-9]+(?:\.[0-9]+)?|[-+*/()√]")
 _MAX_OPERANDS = 20
 _MAX_OPERAND_DIGITS = 15
 # Units are removed before evaluation. A letter that may be a variable, factor or digit is not one.
@@ -598,7 +596,8 @@ _UNIT = re.compile(r"/? ?[^\W\d_]+|[%°:]|[.,]?\s*$")
 def _equation_value(text: str) -> Number | None:
     """Return the value of a true equation such as "9 * 2 = 18"; None for any other text."""
     text = re.sub(rf"{_CURRENCY}|(?<=[0-9]),(?=[0-9]{{3}}(?![0-9]))", "", text)
-    text = re.sub(r"(?<=[0-9]) *(?:[xX]|times) *(?=[0-9])|(?<=[0-9)]) *(?=\()", "*", text)
+    text = text.replace("sqrt", "√")
+    text = re.sub(r"(?<=[0-9]) *(?:[xX]|times) *(?=[0-9])|(?<=[0-9)]) *(?=[(√])", "*", text)
     if _NO_UNIT.search(text) or _WORD_RUN.search(text.lower()):
         return None
     sides = [_UNIT.sub(" ", side).strip() for side in text.split("=")]
@@ -606,7 +605,7 @@ def _equation_value(text: str) -> Number | None:
     last = _PLAIN.fullmatch(sides[-1].replace(" ", ""))
     if None in values or len(values) < 2 or len(set(values)) > 1 or not last:
         return None
-    _refuse_by_wording(re.sub("[0-9]+", "0", text).lower(), [*_WORDING, _NEGATED_NAME])
+    _refuse_by_wording(re.sub(r"√?\(?[0-9]+", "0", text).lower(), _WORDING)
     return make_number(last[1] == "-", last[2], last[3] or "")
 
 
@@ -644,6 +643,12 @@ def _operand(tokens: list[str]) -> Fraction:
     token = tokens.pop()
     if token == "-":
         return -_operand(tokens)
+    if token == "√":
+        square = _operand(tokens)
+        root = Fraction(isqrt(square.numerator), isqrt(square.denominator))
+        if root * root != square:
+            raise ValueError("not a square")
+        return root
     if token == "(":
         value = _sum(tokens)
         if tokens.pop() != ")":

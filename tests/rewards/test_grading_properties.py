@@ -157,6 +157,8 @@ UNITS = [
     *("answer is ", "answer is 20 ", "wait, no, ", "or ", "not ", "eighteen ", "one hundred "),
     *("\u200b", "\u202e", "\ud800", "\x00", "\uff11", "#### ", "**", "~~", "_"),
     *("1 is ", "no no ", "one - ", "not 18 ", "that is ", "the answer ", "so 20. ", "hm"),
+    *("\\sqrt{", "\\text{", "\\,", "^{ ", "√", "one    ", "twenty, and ", "thousands ", "18 to "),
+    *("a    ", "(1", " x ", "\\frac{1}{", "\\end ", "...", "- ", "18 dollars and "),
 ]
 SHELLS = [
     *("{}", "<answer>{}</answer>", "<answer>18</answer>{}", "<answer>18</answer><answer>{}"),

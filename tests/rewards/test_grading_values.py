@@ -49,7 +49,7 @@ SAYS_18 = {
         "approximately 18 dollars", "~18", "≈ 18", "18, but I'm not sure",
     ],
     "quotes, degrees, emoji, arrows": ["«18»", "18℃", "18🎉", "→ 18", "9 times 2 = 18"],
-    "loose wording and punctuation": ["18 or so", "18;", "18,"],
+    "loose wording and punctuation": ["18 or so", "18;", "18,", "18...", "18…"],
     "quotes and brackets": ["'18'", '"18"', "“18”", "(18)", "[18]", "{18}", '{"answer": 18}'],
     "Markdown and HTML": [
         "**18**", "**$18**", "**18** eggs", "**18 eggs**", "**Answer:** 18", "*18*", "***18***",
@@ -105,7 +105,7 @@ NOT_18 = {
         "0.18", ".18", "1.8", "180", "1800", "1,800", "18,000", "18 000", "118", "181", "1 8",
         "17.9999", "17.99999999999999999999", "18.00000000000000000001", "18.5", "18.01",
     ],
-    "the number may continue": ["17.999...", "18...", "18.0…"],
+    "the number may continue": ["17.999...", "18..", "18.0…", "18...20"],
     "magnitude words and letters, exponents": [
         "18 million", "18 thousand", "18 hundred", "18-million", "18k", "18K", "18 k", "18M",
         "$18B", "$18m", "$18bn", "18‰", "18e1", "18e-2", "1e999999999",
