@@ -459,7 +459,7 @@ def _in_context(before: str, number: Number, tail: str) -> Reading:
     near = _NEAR.findall(_AFTER.split(tail[:MAX_NEAR], 1)[0])[0]
     around = read_value(f"{lead}{space}{number}{near}".replace("$", ""))
     if around.number and around.number[1:] != number[1:]:  # all but the sign
-        return Reading(None, "the number goes on outside the box")
+        return Reading(None, "the number continues outside the box")
     return around
 
 

@@ -118,7 +118,7 @@ def build(name: str, attention: str = "sdpa", **others: Any) -> PreTrainedModel:
 
 @dataclass(frozen=True)
 class Found:
-    """What is ours for a model, and how far it is from the model's own forward pass.
+    """Hold what is ours for a model, and its distance from the model's own forward pass.
 
     Attributes:
         packed_gap: nats at most between packed rows and each row alone; None if left to TRL.

@@ -230,9 +230,10 @@ def test_resuming_a_finished_evaluation_generates_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problems = prompts(4)
+    parsed = parse(tiny_llama, tmp_path, *SAMPLED)  # once: it sets the date that prompts show
 
     def run(**changes: Any) -> Evaluated:
-        settings = replace(parse(tiny_llama, tmp_path, *SAMPLED), **changes)
+        settings = replace(parsed, **changes)
         return evaluate(model, tokenizer, Task.plan(settings, problems, tokenizer))
 
     first = run()

@@ -1,4 +1,4 @@
-"""Every causal architecture of transformers, each in a process of its own; part of `make soak`."""
+"""Every causal architecture of transformers, each in a separate process; part of `make soak`."""
 
 import multiprocessing
 from pathlib import Path

@@ -23,7 +23,7 @@ SOLO_ONLY = ("train_token_budget", "share_prompts")
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a seed draws: a model, and the settings and rewards of a run on it."""
+    """Hold a model, and the settings and rewards of a run on it, drawn by a seed."""
 
     family: str
     attention: str
