@@ -435,13 +435,14 @@ def _last_row(visible: str, boxes: list[tuple[int, int, int]]) -> list[tuple[int
 
 MAX_NEAR = 60  # characters read on each side of a box, as if there were no box
 MAX_TAIL = 1_000  # characters searched at each end of the text after the box
-# They end at punctuation, a formula or a conjunction, and at a number that a word keeps apart.
+# What is read ends at punctuation, a tag, a comparison, a line, a calculation or a conjunction.
 _EDGE = (
-    r"[\n|;→]|&(?!\w)|(?:\bor)?[.,:!?]+(?=\s)|(?<![0-9])[.,:!?]+\Z|(?<![!<>])=|[-=]>|<[/|a-z][^<>]*>?"
-    r"|[<>](?=[ $]*[0-9])|\s\((?=[$0-9])"
+    r"[:!?]+(?=\s|\Z)|(?:\bor)?[.,]+(?=\s)|(?<![0-9])[.,]+\Z|<[/|a-z][^<>]*>?|[<>](?=[ $]*[0-9])"
+    r"|[\n|;→]|&(?!\w)|(?<![!<>])=|[-=]>|\s\((?=[$0-9])"
     r"|\\(?:[\\\s]|\Z|(?:n|qed|blacksquare|checkmark)\b|(?:begin|end|tag)\s*\S*)"
     r"|\b(?:so|thus|then|which|because|since|if)\b"
 )
+# It also ends at a number that a word keeps apart: "9 jars make \boxed{18}", not "9 by \boxed{18}".
 _JOINT = r"(?:and|to|x|times|by)\b"
 _BEFORE = re.compile(
     rf"(?m:^\s*[-*•]\s)|{_EDGE}|[0-9](?=[^\n]*(?<![\\A-Za-z])(?!{_JOINT})[A-Za-z])", re.IGNORECASE

@@ -543,7 +543,7 @@ _WORDING = [
     ),
     (
         "the answer is scaled by a word",
-        rf"\b(?:{_SCALE})s?\b|\((?:in )?[kbt]\)"
+        rf"\b(?:{_SCALE})s?\b|\b0 \((?:in )?[kbt]\)"
         r"|\b0 (?:grand|thou)\W*$|\b0 ?(?:per ?mille?|basis points?|bps)\b"
         r"|\b(?:twice|thrice|double|triple|quadruple)\s+(?:\w+\s+)?0"
         r"|\b0 twice\b|\b0\W+(?:\w+\W+)?(?:(?:halv|doubl|tripl|quadrupl|squar|cub)ed"
