@@ -23,7 +23,7 @@ SHORT = (
 )  # fmt: skip
 OUR_LINES = (
     "device", "model", "adapter", "data", "rewards", "batch", "tokens", "memory", "run", "disk",
-    "follow", "warning", "step", "report", "next", "kernels", "sampling:",
+    "follow", "warning", "step", "report", "next",
 )  # fmt: skip
 NF4 = ("--load_in_4bit", "true")
 BF16 = ("--dtype", "bfloat16", "--gradient_checkpointing", "true")
