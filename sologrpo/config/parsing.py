@@ -20,8 +20,9 @@ from rewards.redact import HIDDEN, count_redacted, redact, redact_text
 from sologrpo.command_line import Parser
 from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
 from sologrpo.config.checks import check_settings
+from sologrpo.device import gpu_gibibytes
 from sologrpo.errors import InputError, refusing
-from sologrpo.files import find_config
+from sologrpo.files import describe_recipes, find_config
 from sologrpo.forgiving import take_option
 from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.schema import read_yaml
@@ -188,7 +189,10 @@ def _resolve_rewards(run: RunArguments) -> None:
 
 def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> None:
     if not model.model_name_or_path:
-        raise InputError("no model: set model_name_or_path to a Hub name or a local folder")
+        raise InputError(
+            "no model: set model_name_or_path to a Hub name or a local folder, or give --config "
+            f"with a recipe: {describe_recipes(gpu_gibibytes())}"
+        )
     if not model.use_peft:
         raise InputError("use_peft: false is not supported: SoloGRPO trains LoRA adapters")
     if args.reward_weights is not None and len(args.reward_weights) != len(run.rewards):
