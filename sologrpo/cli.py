@@ -100,7 +100,9 @@ def _script(name: str) -> Command:
     """Return a command that runs a script of the project."""
 
     def run(_: Sequence[str]) -> None:
-        sys.exit(runpy.run_path(str(BUNDLED / name))["main"]())  # they call `end_imports`
+        script = runpy.run_path(str(BUNDLED / name))
+        end_imports()
+        sys.exit(script["main"]())
 
     return run
 

@@ -131,33 +131,6 @@ def test_ctrl_c_at_any_moment_of_the_imports_ends_in_one_line(
     assert [end for end in ends if end not in (stopped, (0, []))] == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-def test_a_signal_in_a_finalizer_ends_in_one_line(number: signal.Signals) -> None:
-    script = f"""
-import signal, time
-from sologrpo.startup import start_process
-start_process()
-from sologrpo.errors import one_line_errors
-
-class Last:
-    def __del__(self):
-        signal.raise_signal({number.value})
-
-@one_line_errors
-def main():
-    Last()
-    time.sleep(60)
-
-main()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=script_environment(),
-        timeout=50,
-    )  # fmt: skip
-    name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-    assert (done.returncode, done.stderr) == (128 + number, f"error: stopped by {name}\n")
-
-
 def test_ctrl_c_at_any_moment_after_the_imports_ends_in_one_line(
     server: Server, tiny_llama: Path, tmp_path: Path
 ) -> None:
