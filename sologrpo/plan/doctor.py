@@ -224,7 +224,7 @@ def main(argv: Sequence[str]) -> None:
         prog="sologrpo doctor",
         description=__doc__,
         formatter_class=RawDescriptionHelpFormatter,
-    ).parse(argv)
+    ).parse_args(argv)
     quiet_libraries()
     console = Terminal()
     statuses = []

@@ -15,7 +15,7 @@ from trl import ModelConfig
 
 from rewards.redact import redact
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
-from sologrpo.config.parsing import COMMAND_LINE, PROJECT, origins
+from sologrpo.config.parsing import COMMAND_LINE, PROJECT
 from sologrpo.config.schedule import (
     batch_arithmetic,
     check_fills_a_batch,
@@ -223,7 +223,7 @@ def _shortages(needs: _Needs, args: SoloGRPOConfig, model: ModelConfig) -> Itera
 def _setting_lines(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> str:
     """List the settings that are not TRL's defaults: key, value, origin."""
     values = resolved_config(run, args, model)  # with secrets hidden
-    found = [item for item in origins().items() if item[0] in values]
+    found = [item for item in run.origins.items() if item[0] in values]
     width = max(len(key) for key, _ in found)
     lines = [
         f"{key:<{width}}  {_short(str(values[key]), 40):<40}  {origin}"
