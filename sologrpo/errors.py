@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from rewards import RewardError, RewardSpecError
 from rewards.errors import escaped
 from rewards.redact import redact_text
-from sologrpo.startup import STOPPED, stopped_by
+from sologrpo.startup import STOPPED, drop_output, has_reader, stopped_by
 
 # A full disk raises an OSError with one of these numbers in Python, and another error with such a
 # text in safetensors and torch.save.
@@ -124,6 +124,9 @@ def one_line_errors(main: Callable[P, None]) -> Callable[P, None]:
             main(*args, **kwargs)
             sys.stdout.flush()
         except BaseException as error:
+            if isinstance(error, BrokenPipeError) and not has_reader():
+                drop_output()
+                raise _Reported from error
             code, line = _ending(error)
             if code == 0 or _wants_traceback():
                 raise
@@ -145,10 +148,11 @@ def _ending(error: BaseException) -> tuple[int, str]:
     """Return the exit code and the line for an error; 0 for a defect, and for other exits."""
     if isinstance(error, _Reported):
         return 0, ""
-    if (number := stopped_by()) is not None:
-        return 128 + number, ""
-    if isinstance(error, KeyboardInterrupt) or getattr(error, "code", None) == 130:
-        return 130, STOPPED[signal.SIGINT]
+    if isinstance(error, SystemExit):
+        return (130, STOPPED[signal.SIGINT]) if error.code == 130 else (0, "")
+    if isinstance(error, KeyboardInterrupt) or stopped_by() is not None:
+        number = stopped_by() or signal.SIGINT
+        return 128 + number, STOPPED[number]
     if isinstance(error, InputError | RewardSpecError):
         return 2, str(error)
     if isinstance(error, RewardError | RunError):

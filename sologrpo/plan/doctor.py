@@ -147,21 +147,17 @@ def check_disk(folder: Path) -> Finding:
 def check_hub() -> Finding:
     """Check the Hub token and its owner."""
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
+
+    from sologrpo.hub import HTTPError, explain_failure, unreachable
 
     if huggingface_hub.get_token() is None:
         return Finding("ok", "no token; needed for gated models and to push (hf auth login)")
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
-        return Finding("ok", "token found; not checked, because HF_HUB_OFFLINE is set")
+    if problem := unreachable():
+        return Finding("warning", f"token not checked: {problem}", "train from local files")
     try:
-        name = huggingface_hub.whoami()["name"]
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        return Finding("error", f"the Hub refuses the token ({status})", "hf auth login")
-    except Exception as error:
-        reason = type(error).__name__
-        return Finding("warning", f"the Hub cannot be reached ({reason})", "train from local files")
-    return Finding("ok", f"logged in as {name}")
+        return Finding("ok", f"logged in as {huggingface_hub.whoami()['name']}")
+    except HTTPError as error:
+        return Finding("error", explain_failure(error, "your account"), "hf auth login")
 
 
 def check_wandb() -> Finding:
@@ -228,7 +224,7 @@ def main(argv: Sequence[str]) -> None:
         prog="sologrpo doctor",
         description=__doc__,
         formatter_class=RawDescriptionHelpFormatter,
-    ).parse(argv)
+    ).parse_args(argv)
     quiet_libraries()
     console = Terminal()
     statuses = []
