@@ -16,7 +16,7 @@ from trl.trainer.utils import nanstd
 from rewards import OUTCOME_REWARDS
 from sologrpo.config.arguments import TRL_EPSILON
 from sologrpo.errors import InputError
-from sologrpo.training.trl_patches import nanmax, nanmin
+from sologrpo.training.loss import nanmax, nanmin
 
 # Every reward of `rewards/` that judges the answer gives 1 for a right one.
 RIGHT = 1.0

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from peft import PeftModel
 from transformers import ProcessorMixin
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.model.trial import Model, log_probs_alone, problem_of, trial_rows
-from sologrpo.training.packed_loss import GLOBALLY_NORMALISED, ROW_NORMALISED
+from sologrpo.training.loss import GLOBALLY_NORMALISED, ROW_NORMALISED
 
 MULTI_TURN = ("tools", "rollout_func", "environment_factory")
 
@@ -73,14 +73,19 @@ def shards_weights(config: GRPOConfig) -> bool:
     return bool(config.fsdp) or os.environ.get("ACCELERATE_USE_FSDP") == "true"
 
 
-def unpacked_reason(config: SoloGRPOConfig, arguments: Mapping[str, Any]) -> str | None:
+def unpacked_reason(
+    config: SoloGRPOConfig, arguments: Mapping[str, Any], trainer: type[GRPOTrainer] = GRPOTrainer
+) -> str | None:
     """Return why the loss is computed as in TRL, or None if packing micro-batches is exact.
 
     Args:
         config: the settings.
         arguments: of the trainer, by name; `model`, loaded or on the meta device, and
             `train_dataset` may be missing.
+        trainer: the class; one that derives from ours may have a loss of its own.
     """
+    if trainer._compute_loss is not GRPOTrainer._compute_loss:
+        return f"{trainer.__name__} computes another loss"
     return next(_reasons(config, arguments), None)
 
 

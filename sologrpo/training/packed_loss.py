@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+from trl import GRPOTrainer
 
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.model.attention import SDPA, follows_trees
@@ -31,16 +32,12 @@ from sologrpo.model.merging import working_dtype
 from sologrpo.model.trial import Model, problem_of, trial_rows
 from sologrpo.sampling.decoding import has_plain_cache
 from sologrpo.sampling.sampler import FREE_SHARE
+from sologrpo.training.loss import ROW_NORMALISED, Metrics, grpo_loss
 from sologrpo.training.packing import Batch, Rows, Tokens, on_device, select_rows
 from sologrpo.training.token_tree import TokenTree
-from sologrpo.training.trl_patches import Scores, lm_head_at, replaced
+from sologrpo.training.trl_patches import lm_head_at, replaced
 
 logger = logging.getLogger(__name__)
-
-# Loss types of `_compute_loss` (grpo_trainer.py:3175-3210) that are sums over rows, by how they
-# are normalised: over the tokens of the whole generation batch, or over the rows of the call.
-GLOBALLY_NORMALISED = ("dapo", "cispo", "vespo")
-ROW_NORMALISED = ("grpo", "sapo", "dr_grpo", "luspo")
 
 # What a pass takes besides its tokens, in tokens that take as long: on a CPU measured
 # (docs/performance.md), on a GPU an estimate, since fewer tokens do not keep it busy.
@@ -113,7 +110,9 @@ class PackedScorer:
         free = bytes_for_tensors(self._model.device, cpu_process(number_bytes, checkpointing))
         self.budget = TokenBudget(max(1, token.fitting(FREE_SHARE * free)), "training")
 
-    def score(self, model: torch.nn.Module, tokens: Tokens) -> Scores:
+    def score(
+        self, model: torch.nn.Module, tokens: Tokens
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Score the completion tokens of rows in one pass.
 
         Args:
@@ -121,13 +120,12 @@ class PackedScorer:
             tokens: of the rows; one completion has a token at least.
 
         Returns:
-            (B, T) log-probs, (B, T) entropies or, of a reference, None, and None for the auxiliary
-            loss.
+            (B, T) log-probs, and (B, T) entropies or, of a reference, None.
         """
         tree = TokenTree.of(tokens, self._shares_prompts)
         output = self._score(model, tree)
         entropies = None if output.entropy is None else tree.rows(output.entropy)
-        return tree.rows(output.log_probs), entropies, None
+        return tree.rows(output.log_probs), entropies
 
     def _score(self, model: torch.nn.Module, tree: TokenTree) -> Any:
         inner = self._accelerator.unwrap_model(model)
@@ -220,12 +218,6 @@ class MicroBatchLog:
     metrics: dict[str, float]
 
 
-# (model, micro-batch, scores of its rows) -> the loss, and what TRL logs of it, on the device.
-LossOfScores = Callable[
-    [torch.nn.Module, Batch, Scores], tuple[torch.Tensor, dict[str, torch.Tensor]]
-]
-
-
 class PackedLoss:
     """Compute the gradients of one optimizer step, micro-batch by micro-batch.
 
@@ -235,22 +227,13 @@ class PackedLoss:
 
     Args:
         scorer: scores the completion tokens.
-        accelerator: the trainer's.
-        loss_type: one of `GLOBALLY_NORMALISED` or `ROW_NORMALISED`.
-        compute_loss: TRL's loss of rows whose tokens are scored.
+        trainer: its accelerator, and the settings of the loss.
     """
 
-    def __init__(
-        self,
-        scorer: PackedScorer,
-        accelerator: Accelerator,
-        loss_type: str,
-        compute_loss: LossOfScores,
-    ) -> None:
+    def __init__(self, scorer: PackedScorer, trainer: GRPOTrainer) -> None:
         self._scorer = scorer
-        self._accelerator = accelerator
-        self._is_mean_of_rows = loss_type in ROW_NORMALISED
-        self._compute_loss = compute_loss
+        self._trainer = trainer
+        self._accelerator = trainer.accelerator
 
     def gradients(
         self,
@@ -289,7 +272,7 @@ class PackedLoss:
             for rows, _ in passes:
                 part, its_tokens = select_rows(batch, rows), tokens.select(rows)
                 loss, described = self._forward(model, part, its_tokens, log_sampler_kl)
-                if self._is_mean_of_rows:
+                if self._trainer.loss_type in ROW_NORMALISED:
                     loss = loss * len(rows) / batch["completion_ids"].size(0)
                 # Runs no hooks, unlike `backward`.
                 gradients = torch.autograd.grad(loss * scale, parameters, materialize_grads=True)
@@ -328,10 +311,11 @@ class PackedLoss:
 
     def _forward(
         self, model: torch.nn.Module, batch: Batch, tokens: Tokens, log_sampler_kl: bool
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        scores = self._scorer.score(model, tokens)
-        loss, metrics = self._compute_loss(model, batch, scores)
-        described = _compare_to_old_policy(scores[0].detach(), batch)
+    ) -> tuple[torch.Tensor, Metrics]:
+        log_probs_BT, entropies_BT = self._scorer.score(model, tokens)
+        assert entropies_BT is not None  # TRL asks for those of the policy
+        loss, metrics = grpo_loss(self._trainer, log_probs_BT, entropies_BT, batch)
+        described = _compare_to_old_policy(log_probs_BT.detach(), batch)
         if not log_sampler_kl:
             del described["sampling/kl"]
         return loss, metrics | described

@@ -69,8 +69,6 @@ from sologrpo.training.rollout import (
 )
 from sologrpo.training.trl_patches import (
     Scores,
-    compact_lm_head,
-    loss_of,
     replaced,
     truncated_kept,
 )
@@ -123,7 +121,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         def decide(model: Any) -> Any:
             """Choose the training pass, before TRL reads the sizes of batches from the settings."""
             if self.is_packed is None:
-                reason = unpacked_reason(config, given | {"model": model})
+                reason = unpacked_reason(config, given | {"model": model}, type(self))
                 self.is_packed = reason is None
                 if reason is None:
                     take_whole_optimizer_batch(config)
@@ -161,9 +159,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         if self.is_packed:
             self._scorer.prepare()
-        self._loss = PackedLoss(
-            self._scorer, self.accelerator, self.loss_type, self._loss_of_scores
-        )
+        self._loss = PackedLoss(self._scorer, self)
         self._nonfinite = NonfiniteSteps(config)
         self._rollout = self._make_rollout(sampling_obstacle(config, given))
 
@@ -388,13 +384,6 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._nonfinite.check(gradients, inputs, value, self.state.global_step + 1)
         return self._loss.of_gradients(model, value, gradients)
 
-    def _loss_of_scores(
-        self, model: torch.nn.Module, batch: Batch, scores: Scores
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        with loss_of(self, scores) as logged:
-            loss: torch.Tensor = self._compute_loss(model, batch)
-        return loss, {name: value for name, (value,) in logged.items()}
-
     def _log_micro_batches(self, logs: list[MicroBatchLog], tokens: int) -> None:
         """Log what all processes trained on in this optimizer step, of this many tokens of rows."""
         logs = gather_object(logs)
@@ -419,10 +408,9 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         # of a generation batch with the old (2616) and then the reference policy (2676, 2690).
         with self.meter.part("training" if batch_size is None else "logprobs"):
             if batch_size is None or not self.is_packed:
-                with compact_lm_head():
-                    stock: Scores = super()._get_per_token_logps_and_entropies(
-                        model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs
-                    )
+                stock: Scores = super()._get_per_token_logps_and_entropies(
+                    model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs
+                )
                 return stock
             batch = rows_of_sequences(input_ids, attention_mask, logits_to_keep)
             if self._takes_sampled_log_probs():

@@ -123,9 +123,8 @@ def test_a_wrong_scale_would_be_found(
     loss_type: str, kind: str, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Each kind of loss normalised as the other kind is.
-    for name in ("GLOBALLY", "ROW"):
-        losses = (loss_type,) if name == kind else ()
-        monkeypatch.setattr(packed_loss_module, f"{name}_NORMALISED", losses)
+    losses = (loss_type,) if kind == "ROW" else ()
+    monkeypatch.setattr(packed_loss_module, "ROW_NORMALISED", losses)
     (stock,), (solo,) = stock_and_solo(
         tiny_llama, tmp_path, MIXED, train_token_budget=SMALL, loss_type=loss_type
     )
@@ -277,6 +276,19 @@ class LayersWithAState(LlamaForCausalLM):
 
 class AttentionOfItsOwn(LlamaForCausalLM):
     _supports_attention_backend = False
+
+
+class AnotherLoss(SoloGRPOTrainer):
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        return 2 * super()._compute_loss(model, inputs)
+
+
+def test_a_class_with_a_loss_of_its_own_is_asked_for_it(tiny_llama: Path, tmp_path: Path) -> None:
+    usual, doubled = (
+        captured_gradients(trainer, tiny_llama, config(tmp_path), MIXED)[0]
+        for trainer in (SoloGRPOTrainer, AnotherLoss)
+    )
+    assert relative_gap({name: 2 * value for name, value in usual.items()}, doubled) < 1e-5
 
 
 @pytest.mark.parametrize("model_class", [LayersWithAState, AttentionOfItsOwn])

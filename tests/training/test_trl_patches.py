@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
-from sologrpo.training import trl_patches
+from sologrpo.training import loss, trl_patches
 from sologrpo.training.trl_patches import replaced
 
 RELIED_ON: dict[Any, tuple[str, ...]] = {
@@ -25,14 +25,6 @@ RELIED_ON: dict[Any, tuple[str, ...]] = {
         'normalizer = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes',
         "* self.current_gradient_accumulation_steps / self.args.steps_per_generation",
         "(per_token_loss * mask).sum() / (per_token_loss.size(0) * self.max_completion_length)",
-        'inputs["prompt_ids"], inputs["prompt_mask"]',
-        'inputs["completion_ids"], inputs["completion_mask"]',
-        'inputs["advantages"]',
-        "aux_loss = self._get_per_token_logps_and_entropies(",
-        'totals = self.accelerator.reduce(torch.stack([local_sum, local_count]), reduction="sum")',
-        "self.accelerator.gather(masked_seq_mean(",
-        "return (totals[0] / totals[1].clamp(min=1.0)).item()",
-        'self._metrics[mode]["clip_ratio/low_min"].append(nanmin(gathered_low_clip).item())',
     ),
     GRPOTrainer._calculate_rewards: ("return rewards_per_func",),
     GRPOTrainer._generate_and_score_completions: (
@@ -121,15 +113,6 @@ def test_what_is_replaced_comes_back() -> None:
     assert vars(holder) == {"own": "own"}
 
 
-def test_the_lm_head_is_compact_within_only() -> None:
-    names = ("_use_triton", "_CHUNKED_LOGPROB_CHUNK_SIZE")
-    shipped = [getattr(trl_utils, name) for name in names]
-    with trl_patches.compact_lm_head():
-        assert trl_utils._use_triton(torch.device("cpu"))
-        assert shipped[1] > trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE or torch.cuda.is_available()
-    assert [getattr(trl_utils, name) for name in names] == shipped
-
-
 def test_the_lm_head_sees_the_given_places_within_only() -> None:
     backbone = torch.nn.Identity()
     output = SimpleNamespace(last_hidden_state=torch.arange(6.0).reshape(1, 3, 2))
@@ -143,21 +126,5 @@ def test_the_lm_head_sees_the_given_places_within_only() -> None:
 def test_extremes_are_those_of_trl(values: list[float]) -> None:
     for name in ("nanmin", "nanmax"):
         expected = getattr(trl_utils, name)(torch.tensor(values))
-        found = getattr(trl_patches, name)(torch.tensor(values))
+        found = getattr(loss, name)(torch.tensor(values))
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-
-
-def test_the_loss_takes_given_scores_and_keeps_its_metrics_to_itself() -> None:
-    scores = (torch.zeros(1, 2), None, None)
-    accelerator = SimpleNamespace()
-    trainer: Any = SimpleNamespace(accelerator=accelerator, _metrics={"train": {"reward": [1.0]}})
-    with trl_patches.loss_of(trainer, scores) as logged:
-        assert trainer._get_per_token_logps_and_entropies(None, compute_entropy=True) is scores
-        assert accelerator.reduce(3, reduction="sum") == accelerator.gather(3) == 3
-        trainer._metrics["train"]["entropy"].append(0.5)
-        assert isinstance(torch.ones(()).item(), torch.Tensor)
-    assert isinstance(torch.ones(()).item(), float)
-    assert logged == {"entropy": [0.5]}
-    assert trainer._metrics == {"train": {"reward": [1.0]}}
-    assert set(vars(trainer)) == {"accelerator", "_metrics"}
-    assert not vars(accelerator)
