@@ -60,7 +60,7 @@ class EvaluationArguments:
         + "; ".join(f"{name}: {description}" for name, description in PRECISIONS.items()),
     )
     num_samples: int = HfArg(
-        default=0, help="Also sample this many completions per problem, for pass@k and maj@k"
+        default=0, help="Also sample this many completions per problem, for pass@k"
     )
     temperature: float = HfArg(default=1.0, help="Temperature of those completions")
     top_p: float = HfArg(default=1.0, help="Nucleus of those completions")
