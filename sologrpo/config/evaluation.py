@@ -13,15 +13,9 @@ from typing import Any
 from transformers.hf_argparser import HfArg
 from trl import ModelConfig
 
-from sologrpo.config.arguments import (
-    MERGED,
-    MERGED_DEQUANTISED,
-    PRECISIONS,
-    RunArguments,
-    SoloGRPOConfig,
-)
+from sologrpo.config.arguments import MERGED, PRECISIONS, RunArguments, SoloGRPOConfig
 from sologrpo.config.checks import check_settings
-from sologrpo.config.export import ORIGINAL, ExportArguments, check_export_arguments
+from sologrpo.config.export import ExportArguments, check_export_arguments
 from sologrpo.config.parsing import RENAMED, CheckedParser
 from sologrpo.environment import fix_prompt_date, read_environment
 from sologrpo.errors import InputError
@@ -56,7 +50,7 @@ class EvaluationArguments:
     precision: str | None = HfArg(
         default=None,
         metadata={"choices": list(PRECISIONS)},
-        help="Weights to evaluate: "
+        help="Weights to evaluate (default: merged): "
         + "; ".join(f"{name}: {description}" for name, description in PRECISIONS.items()),
     )
     num_samples: int = HfArg(
@@ -113,7 +107,6 @@ class EvaluationSettings:
     baseline: bool
     adapter: Path | None
     model: ModelConfig
-    trained_in_4bit: bool
     precision: str
     is_precision_given: bool
     data: RunArguments
@@ -131,9 +124,14 @@ class EvaluationSettings:
     export: ExportArguments
 
     @property
+    def trained_in_4bit(self) -> bool:
+        """The adapter was trained on NF4 weights."""
+        return bool(self.model.load_in_4bit)
+
+    @property
     def suffix(self) -> str:
         """Keep results apart: other precisions are other models, and other prompts are harder."""
-        return self.variant + _label_suffix(self.precision, self.trained_in_4bit)
+        return self.variant + _label_suffix(self.precision)
 
     @property
     def label(self) -> str:
@@ -151,7 +149,7 @@ class EvaluationSettings:
 
     def in_precision(self, precision: str) -> "EvaluationSettings":
         """Replace the default precision by another one, which the labels then name."""
-        return self._labelled(_label_suffix(precision, self.trained_in_4bit), precision=precision)
+        return self._labelled(_label_suffix(precision), precision=precision)
 
     def in_format(self, prompt_format: str) -> "EvaluationSettings":
         """Ask in another prompt format, which the labels then name.
@@ -173,20 +171,13 @@ class EvaluationSettings:
         return replace(self, **changes, given_label=label and label + suffix)
 
 
-def _usual_precision(trained_in_4bit: bool) -> str:
-    """Return the merge into the weights that were trained on."""
-    return MERGED_DEQUANTISED if trained_in_4bit else MERGED
-
-
-def _label_suffix(precision: str, trained_in_4bit: bool) -> str:
-    """Name a precision that is not the usual one."""
-    return "" if precision == _usual_precision(trained_in_4bit) else f"-{precision}"
+def _label_suffix(precision: str) -> str:
+    """Name a precision that is not the default."""
+    return "" if precision == MERGED else f"-{precision}"
 
 
 def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     """Parse the command line of an evaluation or export, and fill it from the run's config.
-
-    With `--merge_into original`, the precision to evaluate is the same merge by default.
 
     Args:
         argv: without the command's name.
@@ -207,7 +198,6 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     environment = read_environment(Path(args.run)) if args.run else None
     model.dtype = environment.dtype if environment else model.dtype or "auto"
     fix_prompt_date(Path(args.run) if args.run else None)
-    trained_in_4bit = bool(model.load_in_4bit)
     own = RunArguments(**{name: saved[name] for name in OF_DATA if name in saved})
     names = ("dataset_name", "dataset_config", "dataset_test_split")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
@@ -223,9 +213,6 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     trained_formats = own.prompt_formats or [own.prompt_format]
     _check_evaluation(args)
     formats = _check_formats(args, own.prompt_format, trained_formats)
-    precision = args.precision or (
-        MERGED if export.merge_into == ORIGINAL else _usual_precision(trained_in_4bit)
-    )
     settings = EvaluationSettings(
         run=Path(args.run) if args.run else None,
         output_dir=Path(args.output_dir or args.run or "runs/evaluation"),
@@ -235,9 +222,8 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
         baseline=args.baseline,
         adapter=Path(adapter) if adapter else None,
         model=model,
-        trained_in_4bit=trained_in_4bit,
-        precision=precision,
-        is_precision_given=bool(args.precision) or export.merge_into == ORIGINAL,
+        precision=args.precision or MERGED,
+        is_precision_given=bool(args.precision),
         data=data,
         prompt_formats=formats,
         trained_formats=trained_formats,

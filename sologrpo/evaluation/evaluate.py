@@ -69,7 +69,7 @@ def evaluate_models(
 ) -> dict[str, Evaluated]:
     """Evaluate the base model, add the adapter, and evaluate the trained model.
 
-    Both in the same precision: `nf4_adapter` where `fit_precision` chooses it.
+    Both in the same precision, see `fit_precision`.
 
     Args:
         settings: which models, and how.

@@ -34,6 +34,7 @@ def describe_identity(
         "adapter_hash": None if adapter is None else hash_files(adapter, ADAPTER_FILES),
         "chat_template_hash": None if template is None else hash_text(str(template)),
         "precision": settings.precision,
+        "trained_in_4bit": settings.trained_in_4bit,
         "engine": "transformers",
         "dataset": settings.data.dataset_name,
         "split": settings.data.dataset_test_split,
