@@ -86,7 +86,24 @@ class EvaluationArguments:
     traceback: bool = HfArg(default=False, help="Show tracebacks of bad input")
 
 
-@dataclass
+@dataclass(frozen=True)
+class PlannedEvaluation:
+    """One model that answers with one prompt.
+
+    Attributes:
+        label: of the result under eval/.
+        adapter: None for the base model alone.
+        data: the data, and its prompt.
+        baseline: label of the result to compare with.
+    """
+
+    label: str
+    adapter: Path | None
+    data: RunArguments
+    baseline: str | None
+
+
+@dataclass(frozen=True)
 class EvaluationSettings:
     """Hold the settings of an evaluation, all resolved.
 
@@ -94,6 +111,7 @@ class EvaluationSettings:
         name: `trained`, or the name of a model; labels begin with it.
         variant: ends the labels: what is evaluated differs from the run's own data or prompt.
         given_label: replaces the label of the trained model.
+        data: of the run, with what the command line replaces.
         prompt_formats: to ask with, one after another.
         trained_formats: those of the training.
         training_seed: None without a run.
@@ -135,41 +153,35 @@ class EvaluationSettings:
         return self.variant + _label_suffix(self.precision)
 
     @property
-    def label(self) -> str:
-        """Name of the result under eval/."""
-        return self.given_label or self.name + self.suffix
+    def table_suffix(self) -> str:
+        """Name the table of several prompts as the labels of its evaluations."""
+        return f"-{self.given_label}" if self.given_label else self.suffix
 
-    @property
-    def baseline_label(self) -> str:
-        """Name of the baseline's result under eval/."""
-        return BASELINE + self.suffix
+    def plan(self) -> list[PlannedEvaluation]:
+        """Decide on every evaluation of the command, those of the base model first."""
+        before, after = [], []
+        for prompt_format in self.prompt_formats:
+            data = self.data_in(prompt_format)
+            other = "" if data is self.data else f"-{prompt_format}"
+            suffix = f"{self.variant}{other}{_label_suffix(self.precision)}"
+            label = self.given_label + other if self.given_label else self.name + suffix
+            baseline = BASELINE + suffix if self.adapter is not None and self.baseline else None
+            if baseline is not None:
+                before.append(PlannedEvaluation(baseline, None, data, None))
+            after.append(PlannedEvaluation(label, self.adapter, data, baseline))
+        return before + after
 
-    def of_baseline(self) -> "EvaluationSettings":
-        """Evaluate the base model alone."""
-        return replace(self, adapter=None, given_label=self.baseline_label)
-
-    def in_precision(self, precision: str) -> "EvaluationSettings":
-        """Replace the default precision by another one, which the labels then name."""
-        return self._labelled(_label_suffix(precision), precision=precision)
-
-    def in_format(self, prompt_format: str) -> "EvaluationSettings":
-        """Ask in another prompt format, which the labels then name.
+    def data_in(self, prompt_format: str) -> RunArguments:
+        """Return the data with another prompt format.
 
         The run's system prompt belongs to its own prompt, and its worked examples to those of its
         training. Another prompt is as shipped.
         """
         if prompt_format == self.data.prompt_format:
-            return self
+            return self.data
         data = replace(self.data, prompt_format=prompt_format, system_prompt=None)
-        if prompt_format not in self.trained_formats:
-            data = replace(data, worked_examples=None)
-        suffix = f"-{prompt_format}"
-        return self._labelled(suffix, data=data, variant=self.variant + suffix)
-
-    def _labelled(self, suffix: str, **changes: Any) -> "EvaluationSettings":
-        """Make changes that a given label has to name too."""
-        label = self.given_label
-        return replace(self, **changes, given_label=label and label + suffix)
+        is_trained = prompt_format in self.trained_formats
+        return data if is_trained else replace(data, worked_examples=None)
 
 
 def _label_suffix(precision: str) -> str:
@@ -219,7 +231,7 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
         output_dir=Path(args.output_dir or args.run or "runs/evaluation"),
         name="trained" if adapter else _as_label(str(model.model_name_or_path)),
         variant="".join(f"-{_as_label(name.removesuffix('.json'))}" for name in others),
-        given_label=None,
+        given_label=args.label,
         baseline=args.baseline,
         adapter=Path(adapter) if adapter else None,
         model=model,
@@ -240,8 +252,10 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
         training_seed=saved.get("seed"),
         export=export,
     )
-    asked = settings.in_format(args.prompt_format or own.prompt_format)
-    return replace(asked, given_label=args.label)
+    if args.prompt_format in (None, own.prompt_format):
+        return settings
+    variant = f"{settings.variant}-{args.prompt_format}"
+    return replace(settings, data=settings.data_in(args.prompt_format), variant=variant)
 
 
 def run_settings(directory: Path, names: Iterable[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ model comes from training alone.
 """
 
 import logging
+from dataclasses import replace
 
 import torch
 from peft import PeftModel
@@ -45,7 +46,8 @@ def fit_precision(settings: EvaluationSettings) -> EvaluationSettings:
     logger.warning(
         "precision %s, as trained, instead of %s: %s", UNMERGED, settings.precision, lack
     )
-    return settings.in_precision(UNMERGED)
+    label = settings.given_label and f"{settings.given_label}-{UNMERGED}"
+    return replace(settings, precision=UNMERGED, given_label=label)
 
 
 def _smaller(settings: EvaluationSettings) -> str:
@@ -86,11 +88,12 @@ def add_adapter(
         return load_adapter(model, settings.adapter)
 
 
-def describe_precision(settings: EvaluationSettings, dtype: torch.dtype) -> str:
+def describe_precision(
+    settings: EvaluationSettings, dtype: torch.dtype, has_adapter: bool = False
+) -> str:
     """Describe the evaluated weights in words, for `precision` in `results.json`.
 
     Args:
-        settings: name the precision, and the adapter, if there is one.
         dtype: of the weights, or of the computation where they are quantised.
 
     Returns:
@@ -99,6 +102,6 @@ def describe_precision(settings: EvaluationSettings, dtype: torch.dtype) -> str:
     merged = settings.precision == MERGED
     nf4 = "NF4 dequantised," if merged else "NF4, computed in"
     weights = f"{nf4 if settings.trained_in_4bit else 'unquantised,'} {dtype_name(dtype)}"
-    if settings.adapter is None:
+    if not has_adapter:
         return weights
     return f"{weights}, adapter {'merged' if merged else 'not merged'}"

@@ -17,7 +17,7 @@ Interval = Annotated[tuple[float, float], Field(strict=False)]  # JSON has lists
 _Z = NormalDist().inv_cdf(0.975)  # leaves out 2.5 % on either side
 
 
-def wilson_interval(successes: float, n: int) -> Interval:
+def wilson_interval(successes: float, n: float) -> Interval:
     """Compute the score interval of a proportion (Wilson 1927), without continuity correction.
 
     Unlike the textbook interval it stays between 0 and 1, and has a width even if none or all of

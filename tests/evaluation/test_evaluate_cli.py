@@ -21,9 +21,9 @@ from sologrpo.config.evaluation import parse_evaluation
 from sologrpo.data.dataset import prompt_format_of
 from sologrpo.errors import InputError
 from sologrpo.evaluation import precisions
+from sologrpo.evaluation.answer import answer
 from sologrpo.model import fitting
 from sologrpo.model.loading import load_base_model
-from sologrpo.sampling.generation import generate_in_batches
 from tiny import rows, write_rows
 
 NEW_TOKENS = 12
@@ -184,9 +184,16 @@ def test_a_precision_that_does_not_fit_is_refused_before_loading(
     assert "Traceback" not in refused
 
 
-def test_a_label_of_the_user_names_the_other_precision_too(run_4bit: Path) -> None:
-    settings = parse_evaluation(["--run", str(run_4bit), "--label", "mine"])
-    assert settings.in_precision("adapter").label == "mine-adapter"
+@pytest.mark.usefixtures("small_card")
+def test_labels_name_a_precision_chosen_for_lack_of_memory_too(run_4bit: Path) -> None:
+    flags = ["--run", str(run_4bit), "--prompt_formats", "xml,boxed"]
+    settings = precisions.fit_precision(parse_evaluation(flags))
+    labels = ["baseline-adapter", "baseline-boxed-adapter", "trained-adapter"]
+    assert [planned.label for planned in settings.plan()] == [*labels, "trained-boxed-adapter"]
+    assert settings.table_suffix == "-adapter"
+    mine = precisions.fit_precision(parse_evaluation([*flags, "--label", "mine"]))
+    assert [planned.label for planned in mine.plan()][2:] == ["mine-adapter", "mine-adapter-boxed"]
+    assert mine.table_suffix == "-mine-adapter"
 
 
 @pytest.mark.parametrize("part", ["dequantize", "merge_adapter"])
@@ -238,12 +245,12 @@ def test_both_models_answer_under_every_prompt(
         done.append([path.parent.name for path in run_plain.glob("eval/*/results.json")])
         return precisions.add_adapter(*args)
 
-    def keep(*args: Any, stop_strings: list[str], seed: int) -> Any:
-        stops.append(stop_strings)
-        return generate_in_batches(*args, stop_strings=stop_strings, seed=seed)
+    def keep(*args: Any) -> Any:
+        stops.append(args[2].stop_strings)
+        return answer(*args)
 
     monkeypatch.setattr("sologrpo.evaluation.evaluate.add_adapter", add)
-    monkeypatch.setattr("sologrpo.evaluation.evaluate.generate_in_batches", keep)
+    monkeypatch.setattr("sologrpo.evaluation.evaluate.answer", keep)
     printed = evaluate("--run", run_plain, *FORMATS)
     assert printed.code == 0, printed
     assert folders(run_plain) == BASELINES + TRAINED
@@ -415,7 +422,10 @@ def test_labels_name_what_is_not_the_runs_own(
     run_4bit: Path, flags: list[str], labels: list[str]
 ) -> None:
     settings = parse_evaluation(["--run", str(run_4bit), *flags])
-    assert [settings.label, settings.baseline_label] == labels
+    baseline, trained = settings.plan()
+    assert [trained.label, baseline.label] == labels
+    assert (trained.baseline, trained.adapter) == (baseline.label, run_4bit / "adapter")
+    assert baseline.adapter is None
 
 
 def test_several_trained_formats(run_plain: Path) -> None:
@@ -427,22 +437,13 @@ def test_several_trained_formats(run_plain: Path) -> None:
     settings = parse_evaluation(["--run", str(run_plain), "--prompt_formats", formats])
     assert settings.prompt_formats == ["xml", "boxed", "r1_zero"]
     assert settings.trained_formats == ["xml", "boxed"]
-    shown = {
-        name: prompt_format_of(settings.in_format(name).data) for name in settings.prompt_formats
-    }
+    shown = {name: prompt_format_of(settings.data_in(name)) for name in settings.prompt_formats}
     assert {name: len(f.worked_examples) for name, f in shown.items()} == {
         "xml": 1, "boxed": 1, "r1_zero": 0
     }  # fmt: skip
     assert [name for name, f in shown.items() if f.system_prompt == "Hm."] == ["xml"]
     with pytest.raises(InputError, match="name xml or boxed, and at least one other"):
         parse_evaluation(["--run", str(run_plain), "--prompt_formats", "xml,boxed"])
-
-
-def test_labels_name_a_precision_chosen_for_lack_of_memory_too(run_4bit: Path) -> None:
-    settings = parse_evaluation(["--run", str(run_4bit), "--prompt_formats", "xml,boxed"])
-    boxed = settings.in_precision("adapter").in_format("boxed")
-    assert boxed.label == "trained-boxed-adapter"
-    assert boxed.baseline_label == "baseline-boxed-adapter"
 
 
 # -- samples, resume ---------------------------------------------------------------------------
@@ -473,7 +474,7 @@ def test_a_killed_evaluation_is_resumed(
     arguments = ("--model", tiny_llama, "--dataset_name", data, "--max_completion_length", "64",
                  "--label", "model", "--resume", "--output_dir")  # fmt: skip
     folder = tmp_path / "killed" / "eval" / "model"
-    log, deadline = folder / "completions.partial.jsonl", time.monotonic() + 200
+    log, deadline = folder / "records.jsonl", time.monotonic() + 200
     with server.running_command("evaluate", *arguments, tmp_path / "killed", cwd=tmp_path) as it:
         while not log.exists() or log.read_bytes().count(b"\n") < 2:
             assert not it.has_ended()
@@ -487,8 +488,7 @@ def test_a_killed_evaluation_is_resumed(
             assert "model is in use: another process writes an evaluation there" in refused
         assert log.read_bytes() == before
         it.send_signal(signal.SIGKILL)
-    kept = log.read_bytes().count(b'", "') if log.exists() else None
-    assert kept, "the evaluation ended before it could be killed"
+    assert (folder / "unfinished.json").exists(), "it ended before it could be killed"
     refused = evaluate(*arguments, tmp_path / "killed", "--seed", "1")
     assert refused.code == 2
     assert "seed 0, not 1" in refused

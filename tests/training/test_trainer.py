@@ -28,7 +28,7 @@ from fixed_rollouts import (
 from sologrpo.config.arguments import RunArguments
 from sologrpo.config.schedule import optimizer_steps
 from sologrpo.data.dataset import build_prompts, has_few_kinds, prompt_token_ids
-from sologrpo.evaluation.evaluate import generate_records
+from sologrpo.evaluation.answer import generate_records
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.sampling.generation import generate_greedily
 from sologrpo.training.diagnosis import Diagnosis
