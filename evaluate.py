@@ -40,10 +40,10 @@ def main() -> None:
         settings.trust_remote_code,
         settings.chat_template_kwargs,
     )
-    problems = {}
-    for name in settings.prompt_formats:
-        data = settings.in_format(name).data
-        problems[name] = load_test_prompts(data, settings.limit, settings.seed, tokenizer)
+    problems = {
+        name: load_test_prompts(settings.data_in(name), settings.limit, settings.seed, tokenizer)
+        for name in settings.prompt_formats
+    }
 
     evaluated = {}
     if len(problems) > 1:

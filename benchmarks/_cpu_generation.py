@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rewards.grading import is_correct
 from sologrpo.data.dataset import load_test_prompts, prompt_token_ids
-from sologrpo.evaluation.evaluate import generate_records
+from sologrpo.evaluation.answer import generate_records
 from sologrpo.model.loading import load_base_model, load_tokenizer
 
 GENERATIONS = 8

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -56,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
     tokenizer.model_max_length = sys.maxsize  # `_ask` checks it, and tells more
     settings = fit_precision(settings)
     model = load_adapter(load_untrained(settings), adapter)
-    weights = describe_precision(replace(settings, adapter=None), model.dtype)
+    weights = describe_precision(settings, model.dtype)
     console.print(f"base     {base_name}, {weights}\ntrained  with {adapter}", soft_wrap=True)
     unanswered = 0
     is_terminal = sys.stdin is not None and sys.stdin.isatty()

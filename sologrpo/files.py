@@ -26,6 +26,7 @@ EVALUATIONS = "eval"  # one folder per label
 BASELINE = "baseline"  # labels of the base model begin with it, and no others
 RECORDS = "records.jsonl"  # of an evaluation
 RESULTS = "results.json"
+UNFINISHED = "unfinished.json"  # until there are results
 FORMAT_TABLE = "prompt_formats{}.json"  # in `eval`, of the evaluations whose labels end alike
 REWARD_CURVE = "reward_curve.png"
 REPORT = "report.html"

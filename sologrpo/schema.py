@@ -194,15 +194,22 @@ def read_json(path: Path, schema: type[T]) -> T:
     return parse(schema, parse_json(read_text(path), path), path)
 
 
-def read_json_lines(path: Path, schema: type[T]) -> list[T]:
+def read_json_lines(path: Path, schema: type[T], unfinished: bool = False) -> list[T]:
     """Read a file with one JSON value a line; empty lines are left out.
+
+    Args:
+        unfinished: leave out what follows the last line break: writing it was interrupted.
 
     Raises:
         InputError: as `read_json`; the message names the line.
     """
+    if unfinished:
+        text = read_bytes(path).rpartition(b"\n")[0].decode("utf-8", "replace")
+    else:
+        text = read_text(path)
     rows = []
     # Not `splitlines`, which also breaks at characters that JSON may hold as they are.
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             where = f"{path}, line {number}"
             rows.append(parse(schema, parse_json(line, where), where))

@@ -23,15 +23,11 @@ OUTCOME_GATES = ("group", "completion")
 # What TRL 1.16.0 adds to the deviation of a group (grpo_trainer.py:2787).
 TRL_EPSILON = 1e-4
 
-# The ways to combine an adapter with its base model. Each rounds differently, and so is a different
-# model (docs/evaluation.md).
-MERGED, MERGED_DEQUANTISED, UNMERGED = "merged", "merged_dequantised", "adapter"
-UNMERGED_NF4 = "nf4_adapter"
+# The ways to combine an adapter with the weights that it was trained on. They round differently.
+MERGED, UNMERGED = "merged", "adapter"
 PRECISIONS = {
-    MERGED: "adapter merged into the unquantised base",
-    MERGED_DEQUANTISED: "adapter merged into the dequantised NF4 base",
-    UNMERGED: "unquantised base, adapter not merged",
-    UNMERGED_NF4: "NF4 base, adapter not merged (what a 4-bit run trains)",
+    MERGED: "adapter merged into the weights that were trained on, NF4 ones dequantised",
+    UNMERGED: "as trained, adapter not merged",
 }
 
 # Defaults for LoRA on one GPU; TRL's are for full fine-tuning on a cluster. A recipe in configs/

@@ -13,15 +13,9 @@ from typing import Any
 from transformers.hf_argparser import HfArg
 from trl import ModelConfig
 
-from sologrpo.config.arguments import (
-    MERGED,
-    MERGED_DEQUANTISED,
-    PRECISIONS,
-    RunArguments,
-    SoloGRPOConfig,
-)
+from sologrpo.config.arguments import MERGED, PRECISIONS, RunArguments, SoloGRPOConfig
 from sologrpo.config.checks import check_settings
-from sologrpo.config.export import ORIGINAL, ExportArguments, check_export_arguments
+from sologrpo.config.export import ExportArguments, check_export_arguments
 from sologrpo.config.parsing import RENAMED, CheckedParser
 from sologrpo.environment import fix_prompt_date, read_environment
 from sologrpo.errors import InputError
@@ -56,11 +50,11 @@ class EvaluationArguments:
     precision: str | None = HfArg(
         default=None,
         metadata={"choices": list(PRECISIONS)},
-        help="Weights to evaluate: "
+        help="Weights to evaluate (default: merged): "
         + "; ".join(f"{name}: {description}" for name, description in PRECISIONS.items()),
     )
     num_samples: int = HfArg(
-        default=0, help="Also sample this many completions per problem, for pass@k and maj@k"
+        default=0, help="Also sample this many completions per problem, for pass@k"
     )
     temperature: float = HfArg(default=1.0, help="Temperature of those completions")
     top_p: float = HfArg(default=1.0, help="Nucleus of those completions")
@@ -92,7 +86,24 @@ class EvaluationArguments:
     traceback: bool = HfArg(default=False, help="Show tracebacks of bad input")
 
 
-@dataclass
+@dataclass(frozen=True)
+class PlannedEvaluation:
+    """One model that answers with one prompt.
+
+    Attributes:
+        label: of the result under eval/.
+        adapter: None for the base model alone.
+        data: the data, and its prompt.
+        baseline: label of the result to compare with.
+    """
+
+    label: str
+    adapter: Path | None
+    data: RunArguments
+    baseline: str | None
+
+
+@dataclass(frozen=True)
 class EvaluationSettings:
     """Hold the settings of an evaluation, all resolved.
 
@@ -100,6 +111,7 @@ class EvaluationSettings:
         name: `trained`, or the name of a model; labels begin with it.
         variant: ends the labels: what is evaluated differs from the run's own data or prompt.
         given_label: replaces the label of the trained model.
+        data: of the run, with what the command line replaces.
         prompt_formats: to ask with, one after another.
         trained_formats: those of the training.
         training_seed: None without a run.
@@ -113,7 +125,6 @@ class EvaluationSettings:
     baseline: bool
     adapter: Path | None
     model: ModelConfig
-    trained_in_4bit: bool
     precision: str
     is_precision_given: bool
     data: RunArguments
@@ -132,56 +143,50 @@ class EvaluationSettings:
     export: ExportArguments
 
     @property
+    def trained_in_4bit(self) -> bool:
+        """The adapter was trained on NF4 weights."""
+        return bool(self.model.load_in_4bit)
+
+    @property
     def suffix(self) -> str:
         """Keep results apart: other precisions are other models, and other prompts are harder."""
-        return self.variant + _label_suffix(self.precision, self.trained_in_4bit)
+        return self.variant + _label_suffix(self.precision)
 
     @property
-    def label(self) -> str:
-        """Name of the result under eval/."""
-        return self.given_label or self.name + self.suffix
+    def table_suffix(self) -> str:
+        """Name the table of several prompts as the labels of its evaluations."""
+        return f"-{self.given_label}" if self.given_label else self.suffix
 
-    @property
-    def baseline_label(self) -> str:
-        """Name of the baseline's result under eval/."""
-        return BASELINE + self.suffix
+    def plan(self) -> list[PlannedEvaluation]:
+        """Decide on every evaluation of the command, those of the base model first."""
+        before, after = [], []
+        for prompt_format in self.prompt_formats:
+            data = self.data_in(prompt_format)
+            other = "" if data is self.data else f"-{prompt_format}"
+            suffix = f"{self.variant}{other}{_label_suffix(self.precision)}"
+            label = self.given_label + other if self.given_label else self.name + suffix
+            baseline = BASELINE + suffix if self.adapter is not None and self.baseline else None
+            if baseline is not None:
+                before.append(PlannedEvaluation(baseline, None, data, None))
+            after.append(PlannedEvaluation(label, self.adapter, data, baseline))
+        return before + after
 
-    def of_baseline(self) -> "EvaluationSettings":
-        """Evaluate the base model alone."""
-        return replace(self, adapter=None, given_label=self.baseline_label)
-
-    def in_precision(self, precision: str) -> "EvaluationSettings":
-        """Replace the default precision by another one, which the labels then name."""
-        return self._labelled(_label_suffix(precision, self.trained_in_4bit), precision=precision)
-
-    def in_format(self, prompt_format: str) -> "EvaluationSettings":
-        """Ask in another prompt format, which the labels then name.
+    def data_in(self, prompt_format: str) -> RunArguments:
+        """Return the data with another prompt format.
 
         The run's system prompt belongs to its own prompt, and its worked examples to those of its
         training. Another prompt is as shipped.
         """
         if prompt_format == self.data.prompt_format:
-            return self
+            return self.data
         data = replace(self.data, prompt_format=prompt_format, system_prompt=None)
-        if prompt_format not in self.trained_formats:
-            data = replace(data, worked_examples=None)
-        suffix = f"-{prompt_format}"
-        return self._labelled(suffix, data=data, variant=self.variant + suffix)
-
-    def _labelled(self, suffix: str, **changes: Any) -> "EvaluationSettings":
-        """Make changes that a given label has to name too."""
-        label = self.given_label
-        return replace(self, **changes, given_label=label and label + suffix)
+        is_trained = prompt_format in self.trained_formats
+        return data if is_trained else replace(data, worked_examples=None)
 
 
-def _usual_precision(trained_in_4bit: bool) -> str:
-    """Return the merge into the weights that were trained on."""
-    return MERGED_DEQUANTISED if trained_in_4bit else MERGED
-
-
-def _label_suffix(precision: str, trained_in_4bit: bool) -> str:
-    """Name a precision that is not the usual one."""
-    return "" if precision == _usual_precision(trained_in_4bit) else f"-{precision}"
+def _label_suffix(precision: str) -> str:
+    """Name a precision that is not the default."""
+    return "" if precision == MERGED else f"-{precision}"
 
 
 def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
@@ -217,7 +222,6 @@ def resolve_evaluation(args: EvaluationArguments, export: ExportArguments) -> Ev
     environment = read_environment(Path(args.run)) if args.run else None
     model.dtype = environment.dtype if environment else model.dtype or "auto"
     fix_prompt_date(Path(args.run) if args.run else None)
-    trained_in_4bit = bool(model.load_in_4bit)
     own = RunArguments(**{name: saved[name] for name in OF_DATA if name in saved})
     names = ("dataset_name", "dataset_config", "dataset_test_split")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
@@ -233,21 +237,17 @@ def resolve_evaluation(args: EvaluationArguments, export: ExportArguments) -> Ev
     trained_formats = own.prompt_formats or [own.prompt_format]
     _check_evaluation(args)
     formats = _check_formats(args, own.prompt_format, trained_formats)
-    precision = args.precision or (
-        MERGED if export.merge_into == ORIGINAL else _usual_precision(trained_in_4bit)
-    )
     settings = EvaluationSettings(
         run=Path(args.run) if args.run else None,
         output_dir=Path(args.output_dir or args.run or "runs/evaluation"),
         name="trained" if adapter else _as_label(str(model.model_name_or_path)),
         variant="".join(f"-{_as_label(name.removesuffix('.json'))}" for name in others),
-        given_label=None,
+        given_label=args.label,
         baseline=args.baseline,
         adapter=Path(adapter) if adapter else None,
         model=model,
-        trained_in_4bit=trained_in_4bit,
-        precision=precision,
-        is_precision_given=bool(args.precision) or export.merge_into == ORIGINAL,
+        precision=args.precision or MERGED,
+        is_precision_given=bool(args.precision),
         data=data,
         prompt_formats=formats,
         trained_formats=trained_formats,
@@ -263,8 +263,10 @@ def resolve_evaluation(args: EvaluationArguments, export: ExportArguments) -> Ev
         training_seed=saved.get("seed"),
         export=export,
     )
-    asked = settings.in_format(args.prompt_format or own.prompt_format)
-    return replace(asked, given_label=args.label)
+    if args.prompt_format in (None, own.prompt_format):
+        return settings
+    variant = f"{settings.variant}-{args.prompt_format}"
+    return replace(settings, data=settings.data_in(args.prompt_format), variant=variant)
 
 
 def run_settings(directory: Path, names: Iterable[str]) -> dict[str, Any]:

@@ -1,25 +1,21 @@
-"""Evaluate models: generate completions, judge them, and write records and results.
-
-The judge is `rewards.grading`, as in training.
-"""
+"""Evaluate models: the plan of one command, and for each model its records and results."""
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sologrpo.config.evaluation import EvaluationSettings
-from sologrpo.data.dataset import prompt_token_ids, render_prompt, stop_strings
+from sologrpo.config.evaluation import EvaluationSettings, PlannedEvaluation
 from sologrpo.environment import environment
-from sologrpo.errors import InputError
-from sologrpo.evaluation.completion_log import CompletionLog, Completions, check_place, open_log
-from sologrpo.evaluation.identity import describe_identity, describe_loaded
+from sologrpo.evaluation.answer import Questions, Samples, answer, judge_again
+from sologrpo.evaluation.identity import check_place, describe_identity, describe_loaded
 from sologrpo.evaluation.precisions import (
     add_adapter,
     describe_precision,
@@ -28,38 +24,48 @@ from sologrpo.evaluation.precisions import (
 )
 from sologrpo.files import EVALUATIONS, FORMAT_TABLE, inside, make_folder, write_atomically
 from sologrpo.locking import lock_folder
-from sologrpo.model.memory import is_out_of_memory
-from sologrpo.sampling.generation import (
-    Completion,
-    generate_greedily,
-    generate_in_batches,
-    greedy_config,
-    sampling_config,
-)
+from sologrpo.model.fitting import explaining_out_of_memory
 from sologrpo.scoring.comparison import compare
 from sologrpo.scoring.formats import compare_formats
-from sologrpo.scoring.records import (
-    Evaluated,
-    Problem,
-    Record,
-    hash_text,
-    judge_answer,
-    make_record,
-    write_evaluated,
-)
+from sologrpo.scoring.records import Evaluated, RecordLog
 from sologrpo.scoring.summary import summarise
 
-Prompts = Sequence[Sequence[int]]
-Batches = Iterator[list[tuple[int, Completion]]]
 
-# The metrics of validation; docs/metrics.md explains each.
-VALIDATION_SCORES = (
-    "n", "accuracy", "accuracy_lenient", "format_rate", "truncated_rate", "trailing_text_rate",
-    "mean_completion_tokens",
-)  # fmt: skip
+@dataclass(frozen=True)
+class Task:
+    """An evaluation of the plan with its questions.
 
+    Attributes:
+        identity: what decides the completions, as far as it is known without the model.
+    """
 
-# -- all models of one command -------------------------------------------------------------------
+    settings: EvaluationSettings
+    planned: PlannedEvaluation
+    questions: Questions
+    identity: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        settings: EvaluationSettings,
+        planned: PlannedEvaluation,
+        dataset: Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> "Task":
+        """Tokenize the questions, and hash what the answers depend on."""
+        questions = Questions.of(dataset, tokenizer)
+        identity = describe_identity(tokenizer, settings, planned, questions.problems)
+        return cls(settings, planned, questions, identity)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the records and results."""
+        return inside(self.settings.output_dir, EVALUATIONS, self.planned.label)
+
+    def check_place(self, loaded: Mapping[str, Any] = {}) -> None:
+        """Refuse to mix with, or to replace, another evaluation; `loaded` is known of the model."""
+        identity = self.identity | dict(loaded)
+        check_place(self.folder, identity, self.planned.adapter, self.settings.resume)
 
 
 def evaluate_models(
@@ -69,46 +75,40 @@ def evaluate_models(
 ) -> dict[str, Evaluated]:
     """Evaluate the base model, add the adapter, and evaluate the trained model.
 
-    Both in the same precision: `nf4_adapter` where `fit_precision` chooses it.
+    Both in the same precision, see `fit_precision`.
 
     Args:
-        settings: which models, and how.
-        tokenizer: of the base model.
         problems: by prompt format, the test problems from `load_test_prompts`. Each model answers
             all of them before the next one, because a merge cannot be undone.
 
     Returns:
-        By label: the baselines, unless `baseline` is off, then the trained model. Without an
-        adapter, the model alone.
+        By label, in the order of `settings.plan()`.
 
     Raises:
         InputError: if nothing can be written, a model or adapter cannot be loaded, or `--resume`
             finds an evaluation with other settings.
     """
     settings = fit_precision(settings)
-    asked = [(settings.in_format(name), dataset) for name, dataset in problems.items()]
-    both = settings.adapter is not None and settings.baseline
-    untrained = [(now.of_baseline(), dataset) for now, dataset in asked if both]
-    before, after = (
-        [Task.plan(now, dataset, tokenizer) for now, dataset in each] for each in (untrained, asked)
-    )
+    tasks = [
+        Task.of(settings, planned, problems[planned.data.prompt_format], tokenizer)
+        for planned in settings.plan()
+    ]
     make_folder(settings.output_dir)
+    evaluated: dict[str, Evaluated] = {}
     with ExitStack() as locks:
-        for task in (*before, *after):
+        for task in tasks:
             lock = lock_folder(make_folder(task.folder), "writes an evaluation")
             if lock is not None:
                 locks.callback(lock.release)
             task.check_place()
         model = load_untrained(settings)
-        baselines = {task.settings.label: evaluate(model, tokenizer, task) for task in before}
-        if settings.adapter is not None:
-            model = add_adapter(model, settings)
-        return baselines | {
-            task.settings.label: evaluate(
-                model, tokenizer, task, baselines.get(task.settings.baseline_label)
-            )
-            for task in after
-        }
+        for adapter, of_model in groupby(tasks, key=lambda task: task.planned.adapter):
+            if adapter is not None:
+                model = add_adapter(model, settings)
+            for task in of_model:
+                baseline = evaluated.get(task.planned.baseline or "")
+                evaluated[task.planned.label] = evaluate(model, tokenizer, task, baseline)
+    return evaluated
 
 
 def evaluate_formats(
@@ -125,47 +125,10 @@ def evaluate_formats(
     """
     evaluated = evaluate_models(settings, tokenizer, problems)
     comparison = compare_formats(evaluated, settings.trained_formats)
-    suffix = f"-{settings.given_label}" if settings.given_label else settings.suffix
-    path = inside(settings.output_dir, EVALUATIONS, FORMAT_TABLE.format(suffix))
+    name = FORMAT_TABLE.format(settings.table_suffix)
+    path = inside(settings.output_dir, EVALUATIONS, name)
     write_atomically(path, json.dumps(comparison, indent=2))
     return comparison
-
-
-# -- one model -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Task:
-    """Hold what one model is asked, and how.
-
-    Attributes:
-        dataset: rows with `prompt`, from `load_test_prompts`.
-        problems: the same, described.
-        identity: what decides the completions, as far as it is known without the model.
-    """
-
-    settings: EvaluationSettings
-    dataset: Dataset
-    problems: list[Problem]
-    identity: dict[str, Any]
-
-    @classmethod
-    def plan(
-        cls, settings: EvaluationSettings, dataset: Dataset, tokenizer: PreTrainedTokenizerBase
-    ) -> "Task":
-        """Describe the problems, and hash what the answers depend on."""
-        problems = describe_problems(dataset, tokenizer)
-        return cls(settings, dataset, problems, describe_identity(tokenizer, settings, problems))
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the records and results."""
-        return inside(self.settings.output_dir, EVALUATIONS, self.settings.label)
-
-    def check_place(self, loaded: Mapping[str, Any] = {}) -> None:
-        """Refuse to mix with, or to replace, another evaluation; `loaded` is known of the model."""
-        identity = self.identity | dict(loaded)
-        check_place(self.folder, identity, self.settings.adapter, self.settings.resume)
 
 
 def evaluate(
@@ -177,167 +140,63 @@ def evaluate(
     """Evaluate one model, and write its records and results to `eval/<label>/`.
 
     Args:
-        model: with its adapter, if the task's settings name one.
-        tokenizer: of the base model.
-        task: describes the model; its label names the folder.
+        model: with its adapter, if the task has one.
         baseline: to compare with.
 
     Raises:
         InputError: if the folder holds an evaluation with other settings, or memory runs out.
     """
-    settings, loaded = task.settings, describe_loaded(model)
+    loaded = describe_loaded(model)
     task.check_place(loaded)
-    identity = task.identity | loaded
-    limit, stops = settings.max_completion_length, stop_strings(task.dataset)
-    configs = {
-        True: greedy_config(model, tokenizer, limit),
-        False: sampling_config(model, tokenizer, limit, settings.temperature, settings.top_p),
-    }
-
-    def complete(prompts: Prompts, greedy: bool) -> Batches:
-        return generate_in_batches(
-            model, tokenizer, prompts, configs[greedy], stop_strings=stops, seed=settings.seed
-        )
-
-    log = open_log(task.folder, identity, settings.resume)
-    prompts = prompt_token_ids(task.dataset["prompt"], tokenizer)
-    complete_all(complete, prompts, log, settings.num_samples)
-    records = judge_all(task.problems, log.completions, settings.num_samples)
-    results = summarise(records) | log.describe_speed() | {
-        "label": settings.label,
-        "model": settings.model.model_name_or_path,
-        "adapter": None if settings.adapter is None else str(settings.adapter),
-        "precision": describe_precision(settings, model.dtype),
-        "prompt_format": settings.data.prompt_format,
-        "max_completion_length": settings.max_completion_length,
-        "dataset": settings.data.dataset_name,
-        "split": settings.data.dataset_test_split,
-        "seed": settings.seed,
-        "settings": identity,
+    log = RecordLog(task.folder, task.identity | loaded, task.settings.resume)
+    log.records = judge_again(task.questions.problems, log.records)
+    complete_records(model, tokenizer, task, log)
+    records = sorted(log.records, key=lambda record: record.index)
+    tokens = sum(a.completion_tokens for record in records for a in (record, *record.samples))
+    results = summarise(records) | {
+        "seconds": log.seconds,
+        "tokens_per_second": tokens / log.seconds if log.seconds else 0.0,
+        **describe(task, model),
+        "settings": log.settings,
     } | environment()  # fmt: skip
     evaluated = Evaluated(records, results)
     if baseline is not None:
         results |= compare(baseline, evaluated) | {"baseline": baseline.results["label"]}
-    write_evaluated(task.folder, evaluated)
-    log.delete()
+    log.finish(evaluated)
     return evaluated
 
 
-def evaluate_greedily(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    dataset: Dataset,
-    max_new_tokens: int,
-) -> dict[str, float]:
-    """Validate a model during training: judge one greedy completion per prompt.
-
-    Args:
-        model: with its adapter.
-        tokenizer: of the base model.
-        dataset: rows with `prompt`, `question`, `answer` and `prompt_format`.
-        max_new_tokens: limit of a completion, in tokens.
-
-    Returns:
-        `VALIDATION_SCORES`, and `accuracy/<kind>` for each kind of problem.
-    """
-    summary = summarise(generate_records(model, tokenizer, dataset, max_new_tokens))
-    scores = {name: summary[name] for name in VALIDATION_SCORES}
-    by_kind = summary["by_kind"].items()
-    return scores | {f"accuracy/{kind}": group["accuracy"] for kind, group in by_kind}
-
-
-def generate_records(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    dataset: Dataset,
-    max_new_tokens: int,
-) -> list[Record]:
-    """Generate a greedy completion for every prompt, and judge it; arguments as above."""
-    prompts = prompt_token_ids(dataset["prompt"], tokenizer)
-    stops = stop_strings(dataset)
-    generated = generate_greedily(model, tokenizer, prompts, max_new_tokens, stop_strings=stops)
-    completions = {(index, 0): completion for index, completion in enumerate(generated)}
-    return judge_all(describe_problems(dataset, tokenizer), completions)
-
-
-# -- generating ----------------------------------------------------------------------------------
-
-
-def complete_all(
-    complete: Callable[[Prompts, bool], Batches],
-    prompts: Prompts,
-    log: CompletionLog,
-    samples: int = 0,
+def complete_records(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, log: RecordLog
 ) -> None:
-    """Generate the completions that the log lacks: a greedy one per prompt, then the samples.
-
-    Args:
-        complete: completes prompts, greedily if the second argument is true.
-        prompts: token ids of each prompt.
-        log: receives the completions.
-        samples: per prompt.
+    """Answer the problems of which the log has no records.
 
     Raises:
-        InputError: if a single prompt does not fit into memory. The log keeps what is generated.
+        DoesNotFitError: if a single prompt does not fit into memory. The log keeps the others.
     """
-    for greedy, numbers in ((True, range(1)), (False, range(1, samples + 1))):
-        keys = [(index, number) for index in range(len(prompts)) for number in numbers]
-        missing = [key for key in keys if key not in log.completions]
-        if not missing:
-            continue
-        start = time.perf_counter()
-        try:
-            for batch in complete([prompts[index] for index, _ in missing], greedy):
-                done = {missing[row]: completion for row, completion in batch}
-                log.append(done, time.perf_counter() - start)
-                start = time.perf_counter()
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise InputError(
-                "out of memory with a single prompt: lower --max_completion_length; "
-                f"{len(log.completions)} completions are kept for --resume"
-            ) from error
+    settings = task.settings
+    samples = Samples(settings.num_samples, settings.temperature, settings.top_p, settings.seed)
+    answered = {record.index for record in log.records}
+    limit = settings.max_completion_length
+    start = time.perf_counter()
+    with explaining_out_of_memory("lower --max_completion_length; --resume keeps what is done"):
+        for batch in answer(model, tokenizer, task.questions, limit, samples, answered):
+            log.append(batch, time.perf_counter() - start)
+            start = time.perf_counter()
 
 
-# -- judging -------------------------------------------------------------------------------------
-
-
-def describe_problems(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
-    """Describe every row; its prompt is written out as the model sees it."""
-    return [
-        Problem(
-            index=index,
-            question_hash=hash_text(row["question"]),
-            question=row["question"],
-            gold=row["answer"],
-            prompt_format=row["prompt_format"],
-            prompt=render_prompt(row["prompt"], tokenizer),
-            kind=row.get("kind"),
-        )
-        for index, row in enumerate(dataset)
-    ]
-
-
-def judge_all(
-    problems: Sequence[Problem], completions: Completions, samples: int = 0
-) -> list[Record]:
-    """Judge the completions of every problem.
-
-    Args:
-        problems: in order.
-        completions: by (index of the problem, number): 0 is greedy, 1 to `samples` are sampled.
-        samples: per problem.
-
-    Raises:
-        KeyError: if a completion is missing. A score never leaves out a problem.
-    """
-    records = []
-    for problem in problems:
-        found = (completions[problem.index, number] for number in range(samples + 1))
-        greedy, *sampled = (
-            judge_answer(c.text, c.token_count, c.stop_reason, problem.gold, problem.prompt_format)
-            for c in found
-        )
-        records.append(make_record(problem, greedy, sampled))
-    return records
+def describe(task: Task, model: PreTrainedModel) -> dict[str, Any]:
+    """Describe what was evaluated, in the words of `results.json`."""
+    settings, planned = task.settings, task.planned
+    adapter = planned.adapter
+    return {
+        "label": planned.label,
+        "model": settings.model.model_name_or_path,
+        "adapter": None if adapter is None else str(adapter),
+        "precision": describe_precision(settings, model.dtype, adapter is not None),
+        "prompt_format": planned.data.prompt_format,
+        "max_completion_length": settings.max_completion_length,
+        "dataset": planned.data.dataset_name,
+        "split": planned.data.dataset_test_split,
+        "seed": settings.seed,
+    }

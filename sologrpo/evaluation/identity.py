@@ -1,22 +1,38 @@
-"""Identify an evaluation: everything that decides its completions, with hashes of the files."""
+"""Identify an evaluation by everything that decides its completions, and keep it from another's.
 
-from collections.abc import Sequence
+Two evaluations are never mixed in one folder, and one replaces another only where the two can be
+compared.
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sologrpo.config.evaluation import EvaluationSettings
-from sologrpo.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from sologrpo.config.evaluation import EvaluationSettings, PlannedEvaluation
+from sologrpo.errors import InputError
+from sologrpo.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, RESULTS
 from sologrpo.manifest import MODEL_FILES, hash_files
 from sologrpo.model.loading import dtype_name
-from sologrpo.scoring.records import Problem, hash_text
+from sologrpo.schema import shown
+from sologrpo.scoring.comparison import (
+    ADAPTER_HASH,
+    Differences,
+    compare_settings,
+    differing,
+    without_hashes,
+)
+from sologrpo.scoring.records import Problem, hash_text, read_results, read_unfinished
 
 ADAPTER_FILES = (ADAPTER_WEIGHTS, ADAPTER_CONFIG)
 
 
 def describe_identity(
-    tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings, problems: Sequence[Problem]
+    tokenizer: PreTrainedTokenizerBase,
+    settings: EvaluationSettings,
+    planned: PlannedEvaluation,
+    problems: Sequence[Problem],
 ) -> dict[str, Any]:
     """Collect what decides the completions, and is known before the model is loaded.
 
@@ -26,7 +42,7 @@ def describe_identity(
     """
     folder = Path(str(settings.model.model_name_or_path))
     local = folder.is_dir()
-    adapter, template = settings.adapter, tokenizer.chat_template
+    adapter, template = planned.adapter, tokenizer.chat_template
     samples = settings.num_samples > 0
     return {
         "model": folder.name if local else str(folder),
@@ -34,14 +50,15 @@ def describe_identity(
         "adapter_hash": None if adapter is None else hash_files(adapter, ADAPTER_FILES),
         "chat_template_hash": None if template is None else hash_text(str(template)),
         "precision": settings.precision,
+        "trained_in_4bit": settings.trained_in_4bit,
         "engine": "transformers",
-        "dataset": settings.data.dataset_name,
-        "split": settings.data.dataset_test_split,
+        "dataset": planned.data.dataset_name,
+        "split": planned.data.dataset_test_split,
         "limit": settings.limit,
         "seed": settings.seed,
         "problems_hash": hash_text("".join(f"{p.question_hash} {p.gold}\n" for p in problems)),
         "prompts_hash": hash_text("".join(problem.prompt for problem in problems)),
-        "prompt_format": settings.data.prompt_format,
+        "prompt_format": planned.data.prompt_format,
         "max_completion_length": settings.max_completion_length,
         "num_samples": settings.num_samples,
         "temperature": settings.temperature if samples else None,
@@ -65,3 +82,50 @@ def _plain(config: Any) -> dict[str, Any] | None:
     values = config if isinstance(config, dict) else config.to_dict()
     kinds = (str, int, float, bool)
     return {k: v for k, v in values.items() if isinstance(v, kinds) and not k.startswith("_")}
+
+
+def check_place(
+    folder: Path, identity: Mapping[str, Any], adapter: Path | None, resume: bool
+) -> None:
+    """Refuse to continue, or to replace, another evaluation than this one.
+
+    One may be replaced that this one can be compared with, of the same adapter or of one that was
+    in the same place: it was trained further.
+
+    Args:
+        folder: `eval/<label>`.
+        identity: of this evaluation, as far as it is known.
+        adapter: folder of the adapter.
+        resume: continue what is there.
+    """
+    unfinished, results = (
+        read_unfinished(folder) if resume else None,
+        read_results(folder / RESULTS),
+    )
+    if unfinished is not None:
+        before = unfinished.settings
+        _check_same_settings({key: before.get(key) for key in identity}, identity)
+    elif results:
+        before = {key: results["settings"].get(key) for key in identity}
+        changed = compare_settings(before, identity)
+        places = {place and Path(place).resolve() for place in (results["adapter"], adapter)}
+        if len(places) > 1 and before[ADAPTER_HASH] != identity[ADAPTER_HASH]:
+            changed[ADAPTER_HASH] = (before[ADAPTER_HASH], identity[ADAPTER_HASH])
+        if changed:
+            raise InputError(
+                f"{folder} holds another evaluation, with {_listed(changed)}: give another "
+                "--output_dir, or remove that folder"
+            )
+
+
+def _check_same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    if changed := differing(before, now):
+        raise InputError(
+            f"--resume: the evaluation was started with {_listed(changed)}: use the same settings "
+            "or another --label, or leave out --resume to start again"
+        )
+
+
+def _listed(changed: Differences) -> str:
+    both = without_hashes(changed).items()
+    return ", ".join(f"{key} {shown(was)}, not {shown(now)}" for key, (was, now) in both)

@@ -11,12 +11,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from sologrpo.config.arguments import (
-    MERGED,
-    MERGED_DEQUANTISED,
-    UNMERGED,
-    UNMERGED_NF4,
-)
+from sologrpo.config.arguments import MERGED, UNMERGED
 from sologrpo.config.evaluation import EvaluationSettings
 from sologrpo.model.fitting import (
     DoesNotFitError,
@@ -29,22 +24,19 @@ from sologrpo.model.merging import dequantize, load_adapter, merge_adapter
 
 logger = logging.getLogger(__name__)
 
-STARTS_AS_NF4 = (MERGED_DEQUANTISED, UNMERGED_NF4)
-
 
 def fit_precision(settings: EvaluationSettings) -> EvaluationSettings:
-    """Choose `nf4_adapter` where the weights of the default precision of a 4-bit run do not fit.
+    """Choose the model as trained where the merged weights of a 4-bit run do not fit.
 
-    That is the model that was trained. A line tells of it, and so do the labels of the results.
+    A line tells of it, and so do the labels of the results.
 
     Args:
         settings: of the baseline and of the trained model, which get the same precision.
 
     Raises:
-        DoesNotFitError: if another precision does not fit: `nf4_adapter` would be another model
-            than the one that was asked for.
+        DoesNotFitError: if nothing else fits, or the precision was asked for.
     """
-    if settings.precision == UNMERGED_NF4:
+    if settings.trained_in_4bit and settings.precision == UNMERGED:
         return settings
     lack = shortage(unquantised_bytes(settings.model, settings.trust_remote_code))
     if lack is None:
@@ -52,16 +44,17 @@ def fit_precision(settings: EvaluationSettings) -> EvaluationSettings:
     if settings.is_precision_given or not settings.trained_in_4bit:
         raise DoesNotFitError(f"precision {settings.precision}: {lack}: {_smaller(settings)}")
     logger.warning(
-        "precision %s, as trained, instead of %s: %s", UNMERGED_NF4, settings.precision, lack
+        "precision %s, as trained, instead of %s: %s", UNMERGED, settings.precision, lack
     )
-    return settings.in_precision(UNMERGED_NF4)
+    label = settings.given_label and f"{settings.given_label}-{UNMERGED}"
+    return replace(settings, precision=UNMERGED, given_label=label)
 
 
 def _smaller(settings: EvaluationSettings) -> str:
     """Name what takes less memory than this evaluation."""
-    if settings.precision == UNMERGED_NF4:
-        return "use a smaller model, or a machine with more memory"
-    return f"use --precision {UNMERGED_NF4}"
+    if settings.trained_in_4bit and settings.precision == MERGED:
+        return f"use --precision {UNMERGED}"
+    return "use a smaller model, or a machine with more memory"
 
 
 def load_untrained(settings: EvaluationSettings) -> PreTrainedModel:
@@ -71,12 +64,9 @@ def load_untrained(settings: EvaluationSettings) -> PreTrainedModel:
         InputError: if the model does not exist, or does not fit into memory.
     """
     with explaining_out_of_memory(_smaller(settings)):
-        in_4bit = settings.precision in STARTS_AS_NF4
-        arguments = replace(settings.model, load_in_4bit=in_4bit, load_in_8bit=False)
-        if in_4bit and not settings.trained_in_4bit:
-            arguments.use_bnb_nested_quant = True  # the default of training
-        model = load_base_model(arguments, settings.trust_remote_code)
-        return dequantize(model) if settings.precision == MERGED_DEQUANTISED else model
+        model = load_base_model(settings.model, settings.trust_remote_code)
+        merges_nf4 = settings.trained_in_4bit and settings.precision == MERGED
+        return dequantize(model) if merges_nf4 else model
 
 
 def add_adapter(
@@ -93,26 +83,25 @@ def add_adapter(
     """
     assert settings.adapter is not None
     with explaining_out_of_memory(_smaller(settings)):
-        if settings.precision in (MERGED, MERGED_DEQUANTISED):
+        if settings.precision == MERGED:
             return merge_adapter(model, settings.adapter)
         return load_adapter(model, settings.adapter)
 
 
-def describe_precision(settings: EvaluationSettings, dtype: torch.dtype) -> str:
+def describe_precision(
+    settings: EvaluationSettings, dtype: torch.dtype, has_adapter: bool = False
+) -> str:
     """Describe the evaluated weights in words, for `precision` in `results.json`.
 
     Args:
-        settings: name the precision, and the adapter, if there is one.
         dtype: of the weights, or of the computation where they are quantised.
 
     Returns:
         For example `NF4 dequantised, bfloat16, adapter merged`.
     """
-    in_dtype = dtype_name(dtype)
-    weights, added = {
-        MERGED: (f"unquantised, {in_dtype}", ", adapter merged"),
-        MERGED_DEQUANTISED: (f"NF4 dequantised, {in_dtype}", ", adapter merged"),
-        UNMERGED: (f"unquantised, {in_dtype}", ", adapter not merged"),
-        UNMERGED_NF4: (f"NF4, computed in {in_dtype}", ", adapter not merged"),
-    }[settings.precision]
-    return weights + (added if settings.adapter is not None else "")
+    merged = settings.precision == MERGED
+    nf4 = "NF4 dequantised," if merged else "NF4, computed in"
+    weights = f"{nf4 if settings.trained_in_4bit else 'unquantised,'} {dtype_name(dtype)}"
+    if not has_adapter:
+        return weights
+    return f"{weights}, adapter {'merged' if merged else 'not merged'}"

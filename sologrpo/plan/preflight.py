@@ -39,7 +39,7 @@ from rewards import name_of_spec
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.device import one_device
 from sologrpo.errors import LIBRARY_ERRORS, InputError, refusing
-from sologrpo.evaluation.evaluate import VALIDATION_SCORES
+from sologrpo.evaluation.answer import VALIDATION_SCORES
 from sologrpo.model.fitting import build_without_weights
 from sologrpo.model.loading import cannot_load, pick_dtype
 from sologrpo.sampling.vllm_engine import check_swappable

@@ -64,7 +64,8 @@ def generate_greedily(
         [Completion(text=' 5, 6, 7, 8, 9', token_count=14, stop_reason='stop_string')]
     """
     config = greedy_config(model, tokenizer, max_new_tokens)
-    batches = generate_in_batches(model, tokenizer, prompts, config, token_budget, stop_strings)
+    stops = StopStrings(tokenizer, stop_strings)
+    batches = generate_in_batches(model, tokenizer, prompts, config, stops, token_budget)
     completions = dict(chain.from_iterable(batches))
     return [completions[i] for i in range(len(prompts))]
 
@@ -74,8 +75,8 @@ def generate_in_batches(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Sequence[int]],
     config: GenerationConfig,
+    stops: StopStrings,
     token_budget: int | None = None,
-    stop_strings: Sequence[str] = (),
     seed: int = 0,
 ) -> Iterator[list[tuple[int, Completion]]]:
     """Complete every prompt, and yield each batch as soon as it is complete.
@@ -88,16 +89,15 @@ def generate_in_batches(
         prompts: token ids. Equal neighbours are computed once: repeat a prompt to sample several
             completions of it.
         config: `greedy_config`, or `sampling_config`.
+        stops: text that ends a completion and stays in it.
         token_budget: tokens of one batch: those in the cache, where what prompts share is counted
             once, and completions of full length. None for `default_token_budget`.
-        stop_strings: text that ends a completion and stays in it.
         seed: of sampling. Each batch is seeded with it plus the number of prompts that are left,
             so that resuming with the rest of the prompts gives the same completions.
 
     Yields:
         (index into `prompts`, completion) pairs, one batch at a time.
     """
-    stops = StopStrings(tokenizer, stop_strings)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
     budget = TokenBudget(token_budget or default_token_budget(model), "generation")
     end_ids = set(config.eos_token_id)

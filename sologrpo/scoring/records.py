@@ -5,7 +5,7 @@ Imports neither torch nor a model library.
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -22,12 +22,21 @@ from rewards.grading import (
     visible_text,
 )
 from sologrpo.errors import InputError
-from sologrpo.files import RECORDS, RESULTS, write_atomically
-from sologrpo.schema import Schema, advising, one_of, parse, read_json, read_json_lines
+from sologrpo.files import RECORDS, RESULTS, UNFINISHED, write_atomically
+from sologrpo.schema import (
+    Number,
+    Schema,
+    advising,
+    one_of,
+    parse,
+    read_json,
+    read_json_lines,
+)
 from sologrpo.scoring.statistics import Comparison, Interval
 
 # Why a completion ended.
 END_TOKEN, STOP_STRING, LENGTH = "end_token", "stop_string", "length"
+START_AGAIN = "delete it, or leave out --resume to start again"
 
 
 def _with_gold(answer: str) -> str:
@@ -142,6 +151,13 @@ class Results(Schema):
     max_completion_length: int
 
 
+class Unfinished(Schema):
+    """Content of `unfinished.json`; the seconds were spent on the records that are there."""
+
+    settings: dict[str, Any]
+    seconds: Number
+
+
 class Evaluated(NamedTuple):
     """The evaluation of one model: its records, by problem, and the content of `results.json`."""
 
@@ -207,11 +223,81 @@ def make_record(problem: Problem, greedy: Answer, samples: Iterable[Answer] = ()
 # -- files ---------------------------------------------------------------------------------------
 
 
+class RecordLog:
+    """Records of an evaluation, appended to `records.jsonl` as they come.
+
+    `unfinished.json` holds the settings and the seconds until `finish` writes `results.json`. A
+    line that a crash left incomplete is dropped.
+
+    Args:
+        folder: of the evaluation.
+        settings: everything that decides the completions, as JSON values.
+        resume: continue with the records that are there.
+
+    Attributes:
+        seconds: spent on generating the records.
+
+    Raises:
+        InputError: if a file is damaged.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any], resume: bool) -> None:
+        self._folder = folder
+        self.settings = dict(settings)
+        before = read_unfinished(folder) if resume else None
+        self.records: list[Record] = []
+        self.seconds = 0.0
+        if before is not None:
+            self.seconds = before.seconds
+            with advising(START_AGAIN):
+                self.records = read_json_lines(folder / RECORDS, Record, unfinished=True)
+        # In this order, no settings are ever next to records that others have made.
+        write_atomically(folder / RECORDS, _lines(self.records))
+        self._write_unfinished()
+        (folder / RESULTS).unlink(missing_ok=True)
+
+    def append(self, records: Sequence[Record], seconds: float) -> None:
+        """Append the records of a batch, which took these seconds."""
+        # Half a surrogate pair, which a tokenizer can emit, becomes "?".
+        with (self._folder / RECORDS).open("a", encoding="utf-8", errors="replace") as file:
+            file.write(_lines(records))
+        self.records += records
+        self.seconds = round(self.seconds + seconds, 3)
+        self._write_unfinished()
+
+    def finish(self, evaluated: "Evaluated") -> None:
+        """Write the records in order, and the results."""
+        write_evaluated(self._folder, evaluated)
+        (self._folder / UNFINISHED).unlink()
+
+    def _write_unfinished(self) -> None:
+        unfinished = {"settings": self.settings, "seconds": self.seconds}
+        write_atomically(self._folder / UNFINISHED, json.dumps(unfinished, indent=2))
+
+
+def _lines(records: Iterable[Record]) -> str:
+    return "".join(json.dumps(r.model_dump(), ensure_ascii=False) + "\n" for r in records)
+
+
 def write_evaluated(folder: Path, evaluated: Evaluated) -> None:
     """Write `records.jsonl` and `results.json` of an evaluation."""
-    lines = (json.dumps(r.model_dump(), ensure_ascii=False) for r in evaluated.records)
-    write_atomically(folder / RECORDS, "\n".join(lines) + "\n")
+    write_atomically(folder / RECORDS, _lines(evaluated.records))
     write_atomically(folder / RESULTS, json.dumps(evaluated.results, indent=2))
+
+
+def read_unfinished(folder: Path) -> Unfinished | None:
+    """Read what is known of an evaluation that may have ended early; None without one.
+
+    Raises:
+        InputError: if a file is damaged.
+    """
+    if (folder / UNFINISHED).exists():
+        with advising(START_AGAIN):
+            return read_json(folder / UNFINISHED, Unfinished)
+    results = read_results(folder / RESULTS)
+    if not results:
+        return None
+    return Unfinished(settings=results["settings"], seconds=results["seconds"])
 
 
 def read_records(path: Path) -> list[Record]:

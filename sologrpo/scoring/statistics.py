@@ -4,10 +4,9 @@ Proportions are fractions from 0 to 1; intervals are `(low, high)` pairs of them
 """
 
 import math
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from statistics import NormalDist, mean, variance
+from statistics import NormalDist
 from typing import Annotated
 
 from pydantic import Field
@@ -25,8 +24,8 @@ def wilson_interval(successes: float, n: float) -> Interval:
     the problems are right.
 
     Args:
-        successes: from 0 to `n`.
-        n: over 0. Neither has to be an integer, see `clustered_interval`.
+        successes: from 0 to `n`; a sum of shares too.
+        n: over 0.
 
     Example:
         >>> low, high = wilson_interval(81, 263)
@@ -110,55 +109,6 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
         0.5
     """
     return float(1 - Fraction(math.comb(samples - right, k), math.comb(samples, k)))
-
-
-def majority_share(answers: Sequence[Hashable | None], right: Sequence[bool]) -> float:
-    """Compute the chance that the most frequent answer is right, with ties broken at random.
-
-    A sample without an answer (None) does not vote; a problem without votes is wrong. If the right
-    answer ties with m - 1 others, the chance is 1 / m, whatever the order of the samples.
-
-    Args:
-        answers: one per sample, equal for equal values.
-        right: one verdict per sample.
-
-    Example:
-        >>> majority_share(["7", "7", "9", None], [True, True, False, False])
-        1.0
-        >>> majority_share(["7", "9"], [True, False])
-        0.5
-    """
-    pairs = list(zip(answers, right, strict=True))
-    votes = Counter(answer for answer, _ in pairs if answer is not None)
-    most = max(votes.values(), default=0)
-    leaders = {answer for answer, count in votes.items() if count == most}
-    winners = {answer for answer, is_right in pairs if is_right} & leaders
-    return len(winners) / len(leaders) if leaders else 0.0
-
-
-def clustered_interval(scores: Sequence[float], samples: int = 1) -> Interval:
-    """Compute the interval of a mean score, if each problem's score averages several samples.
-
-    Samples of one problem are not independent: 16 samples of each of 100 problems carry less
-    information than one sample of each of 1,600. The standard error is that of the problems'
-    scores. Wilson's interval is then computed for the number of independent samples that would
-    have this standard error (Dean and Pagano, "Evaluating Confidence Interval Methods for Binomial
-    Proportions in Clustered Surveys", Journal of Survey Statistics and Methodology 3 (2015)
-    484-503). If all scores are equal, it is computed for one sample per problem.
-
-    Args:
-        scores: one per problem, from 0 to 1; at least one.
-        samples: per problem. At most `len(scores) * samples` independent samples are assumed.
-
-    Example:
-        >>> low, high = clustered_interval([0.0, 1.0, 1.0, 1.0], samples=8)
-        >>> round(low, 2), round(high, 2)
-        (0.26, 0.96)
-    """
-    n, share = len(scores), mean(scores)
-    spread = variance(scores) / n if n > 1 else 0.0
-    counted = float(n) if spread == 0 else min(share * (1 - share) / spread, float(n * samples))
-    return wilson_interval(share * counted, counted)
 
 
 class Comparison(Schema):

@@ -5,12 +5,7 @@ from statistics import mean, median, quantiles
 from typing import Any
 
 from sologrpo.scoring.records import Answer, Record
-from sologrpo.scoring.statistics import (
-    clustered_interval,
-    majority_share,
-    pass_at_k,
-    wilson_interval,
-)
+from sologrpo.scoring.statistics import pass_at_k, wilson_interval
 
 
 def summarise(records: Sequence[Record]) -> dict[str, Any]:
@@ -67,22 +62,20 @@ def _accuracy_by_kind(records: Sequence[Record]) -> dict[str, dict[str, float]]:
 
 
 def _summarise_samples(records: Sequence[Record]) -> dict[str, Any]:
-    """Return pass@k for k = 1, 2, 4, ... and maj@K of the samples, with intervals by problem."""
+    """Return pass@k of the samples for k = 1, 2, 4, ..., with intervals in which problems count.
+
+    Samples of one problem share its difficulty: each problem is one draw, whatever the number of
+    its samples.
+    """
     K = len(records[0].samples)
     right = [sum(sample.correct for sample in record.samples) for record in records]
     powers_of_two = [2**i for i in range(K.bit_length())]  # up to K
     scores = {f"pass@{k}": [pass_at_k(K, count, k) for count in right] for k in powers_of_two}
-    scores[f"maj@{K}"] = [
-        majority_share([s.extracted for s in r.samples], [s.correct for s in r.samples])
-        for r in records
-    ]
-    # pass@1 averages K samples per problem; the other scores are one number per problem already.
-    samples = {name: K if name == "pass@1" else 1 for name in scores}
     return {
         "num_samples": K,
         "scores": {name: mean(values) for name, values in scores.items()},
         "scores_ci95": {
-            name: list(clustered_interval(values, samples[name])) for name, values in scores.items()
+            name: list(wilson_interval(sum(values), len(values))) for name, values in scores.items()
         },
         "truncated_rate": mean(s.truncated for record in records for s in record.samples),
         "completion_tokens": _lengths([s for record in records for s in record.samples]),

@@ -29,7 +29,7 @@ from rewards.completions import text_of
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.data.dataset import can_be_graded, has_few_kinds, stop_strings
 from sologrpo.errors import InputError
-from sologrpo.evaluation.evaluate import evaluate_greedily
+from sologrpo.evaluation.answer import evaluate_greedily
 from sologrpo.model.loading import keep_trainable_in_fp32, skip_undone_casts
 from sologrpo.model.merging import working_dtype
 from sologrpo.sampling.stopping import StopStrings

@@ -21,9 +21,9 @@ from sologrpo.config.evaluation import parse_evaluation
 from sologrpo.data.dataset import prompt_format_of
 from sologrpo.errors import InputError
 from sologrpo.evaluation import precisions
+from sologrpo.evaluation.answer import answer
 from sologrpo.model import fitting
 from sologrpo.model.loading import load_base_model
-from sologrpo.sampling.generation import generate_in_batches
 from tiny import rows, write_rows
 
 NEW_TOKENS = 12
@@ -86,22 +86,16 @@ def completions(run: Path, label: str) -> list[str]:
 # -- precisions ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("run", "as_trained", "labels"),
-    [
-        ("run_4bit", "nf4_adapter", ["trained-nf4_adapter", "trained"]),
-        ("run_plain", "adapter", ["trained-adapter", "trained"]),
-    ],
-)
+@pytest.mark.parametrize("run", ["run_4bit", "run_plain"])
 def test_merging_into_the_weights_that_were_trained_on_changes_no_answer(
-    evaluate: Run, request: pytest.FixtureRequest, run: str, as_trained: str, labels: list[str]
+    evaluate: Run, request: pytest.FixtureRequest, run: str
 ) -> None:
     folder = request.getfixturevalue(run)
-    for precision in ([], ["--precision", as_trained]):
+    for precision in ([], ["--precision", "adapter"]):
         printed = evaluate("--run", folder, "--baseline", "false", *precision)
         assert printed.code == 0, printed
-    assert folders(folder) == sorted(labels)
-    unmerged, merged = (completions(folder, label) for label in labels)
+    assert folders(folder) == ["trained", "trained-adapter"]
+    merged, unmerged = (completions(folder, label) for label in folders(folder))
     assert unmerged == merged
     assert len(set(merged)) > 3  # answers that could differ
 
@@ -112,7 +106,7 @@ def test_baseline_has_the_precision_of_the_trained_model(
 ) -> None:
     printed = evaluate("--run", run_4bit, "--precision", precision, "--limit", "3")
     assert printed.code == 0, printed
-    suffix = "-limit3" + ("" if precision == "merged_dequantised" else f"-{precision}")
+    suffix = "-limit3" + ("" if precision == "merged" else f"-{precision}")
     baseline, trained = (
         read(run_4bit / "eval" / f"{label}{suffix}" / "results.json")
         for label in ("baseline", "trained")
@@ -121,7 +115,7 @@ def test_baseline_has_the_precision_of_the_trained_model(
     assert trained["precision"].startswith(baseline["precision"])
     assert trained["baseline"] == f"baseline{suffix}"
     for results in (baseline, trained):
-        assert bool(results["settings"]["quantisation"]) is (precision == "nf4_adapter")
+        assert bool(results["settings"]["quantisation"]) is (precision == "adapter")
         assert results["settings"]["dtype"] == "float32"
 
 
@@ -151,50 +145,55 @@ def test_a_4bit_run_that_fits_in_4_bits_only_is_evaluated_as_it_was_trained(
     printed = evaluate("--run", run_4bit, "--limit", "3")
     assert printed.code == 0, printed
     (line,) = warnings_in(caplog)
-    assert line.startswith("precision nf4_adapter, as trained, instead of merged_dequantised: ")
+    assert line.startswith("precision adapter, as trained, instead of merged: ")
     assert "do not fit into 0 MiB" in line
     folders = sorted(path.name for path in (run_4bit / "eval").iterdir())
-    assert folders == ["baseline-limit3-nf4_adapter", "trained-limit3-nf4_adapter"]
+    assert folders == ["baseline-limit3-adapter", "trained-limit3-adapter"]
     baseline, trained = (read(run_4bit / "eval" / name / "results.json") for name in folders)
-    assert baseline["settings"]["precision"] == trained["settings"]["precision"] == "nf4_adapter"
+    assert baseline["settings"]["precision"] == trained["settings"]["precision"] == "adapter"
     assert trained["precision"] == "NF4, computed in float32, adapter not merged"
-    assert trained["baseline"] == "baseline-limit3-nf4_adapter"
-    answers = completions(run_4bit, "trained-limit3-nf4_adapter")
+    assert trained["baseline"] == "baseline-limit3-adapter"
+    answers = completions(run_4bit, "trained-limit3-adapter")
     # Asked for, it is the same evaluation, and nothing is said.
     caplog.clear()
-    asked = evaluate("--run", run_4bit, "--limit", "3", "--precision", "nf4_adapter")
+    asked = evaluate("--run", run_4bit, "--limit", "3", "--precision", "adapter")
     assert asked.code == 0, asked
     assert warnings_in(caplog) == []
-    assert completions(run_4bit, "trained-limit3-nf4_adapter") == answers
+    assert completions(run_4bit, "trained-limit3-adapter") == answers
 
 
 @pytest.mark.usefixtures("small_card")
 @pytest.mark.parametrize(
-    ("run", "flags", "says"),
+    ("run", "flags", "advice"),
     [
-        ("run_4bit", ["--precision", "merged_dequantised"], "precision merged_dequantised: "),
-        ("run_4bit", ["--precision", "adapter"], "precision adapter: "),
-        ("run_4bit", ["--merge_into", "original"], "precision merged: "),
-        ("run_plain", [], "precision merged: "),
-        ("run_plain", ["--precision", "adapter"], "precision adapter: "),
+        ("run_4bit", ["--precision", "merged"], "use --precision adapter"),
+        ("run_plain", [], "use a smaller model, or a machine with more memory"),
+        ("run_plain", ["--precision", "adapter"], "or a machine with more memory"),
     ],
 )
 def test_a_precision_that_does_not_fit_is_refused_before_loading(
-    evaluate: Run, request: pytest.FixtureRequest, run: str, flags: list[str], says: str
+    evaluate: Run, request: pytest.FixtureRequest, run: str, flags: list[str], advice: str
 ) -> None:
     folder = request.getfixturevalue(run)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(precisions, "load_base_model", lambda *args: pytest.fail("it was loaded"))
         refused = evaluate("--run", folder, *flags)
     assert refused.code == 2, refused
-    assert last_line(refused).startswith(f"error: {says}")
-    assert last_line(refused).endswith("use --precision nf4_adapter")
+    assert last_line(refused).startswith("error: precision ")
+    assert last_line(refused).endswith(advice)
     assert "Traceback" not in refused
 
 
-def test_a_label_of_the_user_names_the_other_precision_too(run_4bit: Path) -> None:
-    settings = parse_evaluation(["--run", str(run_4bit), "--label", "mine"])
-    assert settings.in_precision("nf4_adapter").label == "mine-nf4_adapter"
+@pytest.mark.usefixtures("small_card")
+def test_labels_name_a_precision_chosen_for_lack_of_memory_too(run_4bit: Path) -> None:
+    flags = ["--run", str(run_4bit), "--prompt_formats", "xml,boxed"]
+    settings = precisions.fit_precision(parse_evaluation(flags))
+    labels = ["baseline-adapter", "baseline-boxed-adapter", "trained-adapter"]
+    assert [planned.label for planned in settings.plan()] == [*labels, "trained-boxed-adapter"]
+    assert settings.table_suffix == "-adapter"
+    mine = precisions.fit_precision(parse_evaluation([*flags, "--label", "mine"]))
+    assert [planned.label for planned in mine.plan()][2:] == ["mine-adapter", "mine-adapter-boxed"]
+    assert mine.table_suffix == "-mine-adapter"
 
 
 @pytest.mark.parametrize("part", ["dequantize", "merge_adapter"])
@@ -207,7 +206,7 @@ def test_memory_that_runs_out_while_loading_is_one_line(
     monkeypatch.setattr(precisions, part, fill)
     ended = evaluate("--run", run_4bit, "--limit", "3")
     assert ended.code == 2
-    assert last_line(ended) == "error: out of memory: use --precision nf4_adapter"
+    assert last_line(ended) == "error: out of memory: use --precision adapter"
     assert "Traceback" not in ended
     # The baseline is not lost if the merge was too much.
     assert (run_4bit / "eval/baseline-limit3/results.json").exists() == (part == "merge_adapter")
@@ -246,12 +245,12 @@ def test_both_models_answer_under_every_prompt(
         done.append([path.parent.name for path in run_plain.glob("eval/*/results.json")])
         return precisions.add_adapter(*args)
 
-    def keep(*args: Any, stop_strings: list[str], seed: int) -> Any:
-        stops.append(stop_strings)
-        return generate_in_batches(*args, stop_strings=stop_strings, seed=seed)
+    def keep(*args: Any) -> Any:
+        stops.append(args[2].stop_strings)
+        return answer(*args)
 
     monkeypatch.setattr("sologrpo.evaluation.evaluate.add_adapter", add)
-    monkeypatch.setattr("sologrpo.evaluation.evaluate.generate_in_batches", keep)
+    monkeypatch.setattr("sologrpo.evaluation.evaluate.answer", keep)
     printed = evaluate("--run", run_plain, *FORMATS)
     assert printed.code == 0, printed
     assert folders(run_plain) == BASELINES + TRAINED
@@ -423,7 +422,10 @@ def test_labels_name_what_is_not_the_runs_own(
     run_4bit: Path, flags: list[str], labels: list[str]
 ) -> None:
     settings = parse_evaluation(["--run", str(run_4bit), *flags])
-    assert [settings.label, settings.baseline_label] == labels
+    baseline, trained = settings.plan()
+    assert [trained.label, baseline.label] == labels
+    assert (trained.baseline, trained.adapter) == (baseline.label, run_4bit / "adapter")
+    assert baseline.adapter is None
 
 
 def test_several_trained_formats(run_plain: Path) -> None:
@@ -435,22 +437,13 @@ def test_several_trained_formats(run_plain: Path) -> None:
     settings = parse_evaluation(["--run", str(run_plain), "--prompt_formats", formats])
     assert settings.prompt_formats == ["xml", "boxed", "r1_zero"]
     assert settings.trained_formats == ["xml", "boxed"]
-    shown = {
-        name: prompt_format_of(settings.in_format(name).data) for name in settings.prompt_formats
-    }
+    shown = {name: prompt_format_of(settings.data_in(name)) for name in settings.prompt_formats}
     assert {name: len(f.worked_examples) for name, f in shown.items()} == {
         "xml": 1, "boxed": 1, "r1_zero": 0
     }  # fmt: skip
     assert [name for name, f in shown.items() if f.system_prompt == "Hm."] == ["xml"]
     with pytest.raises(InputError, match="name xml or boxed, and at least one other"):
         parse_evaluation(["--run", str(run_plain), "--prompt_formats", "xml,boxed"])
-
-
-def test_labels_name_a_precision_chosen_for_lack_of_memory_too(run_4bit: Path) -> None:
-    settings = parse_evaluation(["--run", str(run_4bit), "--prompt_formats", "xml,boxed"])
-    boxed = settings.in_precision("nf4_adapter").in_format("boxed")
-    assert boxed.label == "trained-boxed-nf4_adapter"
-    assert boxed.baseline_label == "baseline-boxed-nf4_adapter"
 
 
 # -- samples, resume ---------------------------------------------------------------------------
@@ -464,7 +457,7 @@ def test_samples_do_not_change_the_greedy_answers(evaluate: Run, run_plain: Path
     assert printed.code == 0, printed
     assert completions(run_plain, "trained-samples4") == alone
     results = read(run_plain / "eval/trained-samples4/results.json")
-    assert set(results["sampled"]["scores"]) == {"pass@1", "pass@2", "pass@4", "maj@4"}
+    assert set(results["sampled"]["scores"]) == {"pass@1", "pass@2", "pass@4"}
     assert results["settings"]["temperature"] == 0.7
     for name in results["sampled"]["scores"]:
         assert name in printed.stdout
@@ -481,7 +474,7 @@ def test_a_killed_evaluation_is_resumed(
     arguments = ("--model", tiny_llama, "--dataset_name", data, "--max_completion_length", "64",
                  "--label", "model", "--resume", "--output_dir")  # fmt: skip
     folder = tmp_path / "killed" / "eval" / "model"
-    log, deadline = folder / "completions.partial.jsonl", time.monotonic() + 200
+    log, deadline = folder / "records.jsonl", time.monotonic() + 200
     with server.running_command("evaluate", *arguments, tmp_path / "killed", cwd=tmp_path) as it:
         while not log.exists() or log.read_bytes().count(b"\n") < 2:
             assert not it.has_ended()
@@ -495,8 +488,7 @@ def test_a_killed_evaluation_is_resumed(
             assert "model is in use: another process writes an evaluation there" in refused
         assert log.read_bytes() == before
         it.send_signal(signal.SIGKILL)
-    kept = log.read_bytes().count(b'", "') if log.exists() else None
-    assert kept, "the evaluation ended before it could be killed"
+    assert (folder / "unfinished.json").exists(), "it ended before it could be killed"
     refused = evaluate(*arguments, tmp_path / "killed", "--seed", "1")
     assert refused.code == 2
     assert "seed 0, not 1" in refused

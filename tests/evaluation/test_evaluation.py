@@ -14,29 +14,25 @@ from sologrpo.config.arguments import RunArguments
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
 from sologrpo.data.dataset import build_prompts, prompt_token_ids, render_prompt
 from sologrpo.errors import InputError
-from sologrpo.evaluation.completion_log import LOG, CompletionLog
-from sologrpo.evaluation.evaluate import (
+from sologrpo.evaluation.answer import (
     VALIDATION_SCORES,
-    Task,
-    complete_all,
-    describe_problems,
-    evaluate,
+    Questions,
     evaluate_greedily,
     generate_records,
-    judge_all,
 )
+from sologrpo.evaluation.evaluate import Task, evaluate
 from sologrpo.evaluation.identity import ADAPTER_FILES
+from sologrpo.files import RECORDS, UNFINISHED
 from sologrpo.manifest import MODEL_FILES, hash_files
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.sampling import generation
 from sologrpo.sampling.generation import (
-    Completion,
     generate_greedily,
     generate_in_batches,
-    greedy_config,
     sampling_config,
 )
-from sologrpo.scoring.records import Evaluated, read_records
+from sologrpo.sampling.stopping import StopStrings
+from sologrpo.scoring.records import Evaluated, RecordLog, read_records
 from sologrpo.scoring.summary import summarise
 from tiny import rows
 
@@ -94,16 +90,17 @@ def test_records_follow_the_rows_and_the_completions(
 
 def test_problems_of_a_plain_text_format(tokenizer: PreTrainedTokenizerBase) -> None:
     plain = build_prompts(Dataset.from_list(rows(2)), RunArguments(prompt_format="r1_zero"))
-    first, _ = describe_problems(plain, tokenizer)
+    first, _ = Questions.of(plain, tokenizer).problems
     assert first.prompt.endswith("<think>")
     assert first.prompt_format == "r1_zero"
     assert first.kind == "add"
 
 
-def test_a_score_never_leaves_out_a_problem(tokenizer: PreTrainedTokenizerBase) -> None:
-    problems = describe_problems(prompts(2), tokenizer)
-    with pytest.raises(KeyError):
-        judge_all(problems, {(0, 0): Completion("12", 3, "end_token")})
+def task(
+    settings: EvaluationSettings, problems: Dataset, tokenizer: PreTrainedTokenizerBase
+) -> Task:
+    """The evaluation of the trained model, or of the only one."""
+    return Task.of(settings, settings.plan()[-1], problems, tokenizer)
 
 
 def test_written_results(
@@ -119,8 +116,7 @@ def test_written_results(
         for record in generate_records(model, tokenizer, problems, NEW_TOKENS)
     ]
     baseline = Evaluated(before, {"label": "before"})
-    task = Task.plan(settings, problems, tokenizer)
-    records, returned = evaluate(model, tokenizer, task, baseline)
+    records, returned = evaluate(model, tokenizer, task(settings, problems, tokenizer), baseline)
     folder = tmp_path / "eval" / "model"
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert results == json.loads(json.dumps(returned))
@@ -154,18 +150,18 @@ class Killed(BaseException):
 
 
 def kill_after(monkeypatch: pytest.MonkeyPatch, batches: int, incomplete_line: bool) -> None:
-    append, left = CompletionLog.append, [batches]
+    append, left = RecordLog.append, [batches]
 
-    def append_or_die(self: CompletionLog, *args: Any) -> None:
+    def append_or_die(self: RecordLog, *args: Any) -> None:
         if left[0] == 0:
             if incomplete_line:
-                with self._path.open("a", encoding="utf-8") as file:
-                    file.write('{"seconds": 0.1, "done": [[5, 0, "hal')
+                with (self._folder / RECORDS).open("a", encoding="utf-8") as file:
+                    file.write('{"index": 5, "completion": "hal')
             raise Killed
         left[0] -= 1
         append(self, *args)
 
-    monkeypatch.setattr(CompletionLog, "append", append_or_die)
+    monkeypatch.setattr(RecordLog, "append", append_or_die)
 
 
 @pytest.fixture
@@ -176,13 +172,13 @@ def batches_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
     def count_rows(prompts: list[list[int]], *_: Any) -> list[int]:
         return list(range(1, len(prompts) + 1))
 
-    monkeypatch.setattr("sologrpo.evaluation.evaluate.generate_in_batches", in_small_batches)
+    monkeypatch.setattr("sologrpo.evaluation.answer.generate_in_batches", in_small_batches)
     monkeypatch.setattr(generation, "_tokens_of_batches", count_rows)
 
 
 @pytest.mark.usefixtures("batches_of_four")
 @pytest.mark.parametrize(
-    ("batches", "incomplete_line"), [(0, False), (0, True), (1, True), (2, False), (4, True)]
+    ("batches", "incomplete_line"), [(0, False), (0, True), (1, False), (1, True)]
 )
 def test_a_resumed_evaluation_equals_an_uninterrupted_one(
     tmp_path: Path,
@@ -197,7 +193,7 @@ def test_a_resumed_evaluation_equals_an_uninterrupted_one(
 
     def run(output: Path, *more: str) -> Evaluated:
         settings = parse(tiny_llama, output, *SAMPLED, *more)
-        return evaluate(model, tokenizer, Task.plan(settings, problems, tokenizer))
+        return evaluate(model, tokenizer, task(settings, problems, tokenizer))
 
     uninterrupted = run(tmp_path / "uninterrupted").records
     assert len({s.completion for r in uninterrupted for s in r.samples}) > 6  # really sampled
@@ -206,10 +202,9 @@ def test_a_resumed_evaluation_equals_an_uninterrupted_one(
         with pytest.raises(Killed):
             run(tmp_path / "killed")
     folder = tmp_path / "killed" / "eval" / "model"
-    assert [path.name for path in folder.iterdir()] == [LOG]
-    lines = (folder / LOG).read_text(encoding="utf-8").split("\n")[1:-1]
-    assert len(lines) == batches
-    done = sum(len(json.loads(line)["done"]) for line in lines)
+    assert sorted(path.name for path in folder.iterdir()) == [RECORDS, UNFINISHED]
+    done = (folder / RECORDS).read_bytes().count(b"\n")
+    assert done == 4 * batches
 
     generated: list[int] = []
     generate_batch = generation.generate_batch
@@ -218,8 +213,8 @@ def test_a_resumed_evaluation_equals_an_uninterrupted_one(
         lambda *args: (generated.append(len(args[2])), generate_batch(*args))[1],
     )  # fmt: skip
     assert run(tmp_path / "killed", "--resume").records == uninterrupted
-    assert sum(generated) == 6 + 6 * 3 - done  # nothing is generated twice
-    assert not (folder / LOG).exists()
+    assert sum(generated) == (6 - done) * (1 + 3)  # nothing is generated twice
+    assert not (folder / UNFINISHED).exists()
 
 
 def test_resuming_a_finished_evaluation_generates_nothing(
@@ -234,11 +229,16 @@ def test_resuming_a_finished_evaluation_generates_nothing(
 
     def run(**changes: Any) -> Evaluated:
         settings = replace(parsed, **changes)
-        return evaluate(model, tokenizer, Task.plan(settings, problems, tokenizer))
+        return evaluate(model, tokenizer, task(settings, problems, tokenizer))
 
     first = run()
     monkeypatch.setattr(generation, "generate_batch", None)
     assert run(resume=True) == first
+    path = tmp_path / "eval" / "model" / RECORDS
+    judged = path.read_bytes()
+    path.write_bytes(judged.replace(b'"correct": false', b'"correct": true'))
+    assert run(resume=True) == first  # the judge has the last word
+    assert path.read_bytes() == judged
     with pytest.raises(InputError, match=r"--resume: .* top_p 1\.0, not 0\.5"):
         run(resume=True, top_p=0.5)
     with pytest.raises(InputError, match=r"holds another evaluation, with top_p 1\.0, not 0\.5"):
@@ -257,6 +257,7 @@ def test_resuming_a_finished_evaluation_generates_nothing(
 )
 def test_a_crash_is_not_a_wrong_answer(
     tmp_path: Path,
+    tiny_llama: Path,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     monkeypatch: pytest.MonkeyPatch,
@@ -268,11 +269,10 @@ def test_a_crash_is_not_a_wrong_answer(
         raise error
 
     monkeypatch.setattr(generation, "generate_batch", fail)
-    ids = prompt_token_ids(prompts(2)["prompt"], tokenizer)
-    log = CompletionLog(tmp_path / "log", {}, resume=False)
-    config = greedy_config(model, tokenizer, NEW_TOKENS)
+    settings, problems = parse(tiny_llama, tmp_path), prompts(2)
     with pytest.raises(raised, match=message):
-        complete_all(lambda *_: generate_in_batches(model, tokenizer, ids, config), ids, log)
+        evaluate(model, tokenizer, task(settings, problems, tokenizer))
+    assert not list(tmp_path.rglob("results.json"))
 
 
 # -- sampling ------------------------------------------------------------------------------------
@@ -286,7 +286,8 @@ def test_samples_depend_on_the_seed_alone(
     def sample(seed: int, temperature: float = 1.0, top_p: float = 1.0) -> list[str]:
         torch.rand(seed + 1)  # other random numbers are drawn before
         config = sampling_config(model, tokenizer, NEW_TOKENS, temperature, top_p)
-        batches = generate_in_batches(model, tokenizer, ids, config, seed=seed)
+        stops = StopStrings(tokenizer, [])
+        batches = generate_in_batches(model, tokenizer, ids, config, stops, seed=seed)
         pairs = [pair for batch in batches for pair in batch]
         return [completion.text for _, completion in sorted(pairs, key=lambda pair: pair[0])]
 

@@ -96,7 +96,7 @@ def trained(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Evalu
     arguments = ["--model", str(tiny_llama), "--adapter", str(folder)]
     arguments += ["--max_completion_length", "12", "--parity_problems", "4"]
     settings = parse_evaluation(arguments)
-    return replace(settings, model=model, trained_in_4bit=True)
+    return replace(settings, model=model)
 
 
 def check_on(trained: EvaluationSettings) -> ParityCheck:

@@ -289,8 +289,8 @@ def test_curves_have_intervals(finished: Path) -> None:
 
 # --- evaluations -----------------------------------------------------------------------------
 
-SAMPLED = {"num_samples": 4, "scores": {"pass@1": 0.375, "maj@4": 0.5}, "truncated_rate": 0.0,
-           "scores_ci95": {"pass@1": [0.3, 0.5], "maj@4": [0.4, 0.6]}}  # fmt: skip
+SAMPLED = {"num_samples": 4, "scores": {"pass@1": 0.375, "pass@4": 0.5}, "truncated_rate": 0.0,
+           "scores_ci95": {"pass@1": [0.3, 0.5], "pass@4": [0.4, 0.6]}}  # fmt: skip
 RATES = {
     "integer_rate": 0.81,
     "no_answer_rate": 0.07,
@@ -308,7 +308,7 @@ Y, N = True, False
         (None, [Y, Y], {}, "No paired comparison yet"),
         (None, [Y, N], RATES, "integer answer 81.0 %"),
         (None, [Y, N], RATES, "no answer found 7.0 %"),
-        (None, [Y, N], RATES, "pass@1, sampled 37.5 % maj@4, sampled 50.0 %"),
+        (None, [Y, N], RATES, "pass@1, sampled 37.5 % pass@4, sampled 50.0 %"),
         (
             None,
             [Y, N],

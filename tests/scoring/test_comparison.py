@@ -11,7 +11,7 @@ from sologrpo.scoring.comparison import compare_settings
 VALUES: dict[str, list[Any]] = {
     "model": ["a", "b"], "model_revision": [None, "12fd"], "model_hash": [None, "07d7"],
     "adapter_hash": [None, "9f86", "d7a8"], "chat_template_hash": [None, "fbb3"],
-    "precision": ["merged", "merged_dequantised", "adapter", "nf4_adapter"],
+    "precision": ["merged", "adapter"], "trained_in_4bit": [False, True],
     "dtype": ["float32", "bfloat16"], "quantisation": [None, {"load_in_4bit": True}],
     "engine": ["transformers", "vllm"], "dataset": ["quickstart", "gsm8k"],
     "split": ["test", "test_unseen"], "limit": [None, 3, 4], "seed": [0, 1],

@@ -26,6 +26,7 @@ from sologrpo.scoring.records import (
     read_results,
     write_evaluated,
 )
+from sologrpo.scoring.statistics import wilson_interval
 from sologrpo.scoring.summary import summarise
 from sologrpo.scoring.table import print_ending, print_formats, print_results
 
@@ -130,10 +131,9 @@ def test_samples_are_counted_by_problem() -> None:
             "pass@1": (2 + 1 + 0) / 12,
             "pass@2": (5 / 6 + 3 / 6 + 0) / 3,
             "pass@4": 2 / 3,
-            # 2 votes against 1; a tie of 1 and 1; all for the wrong one.
-            "maj@4": (1 + 0.5 + 0) / 3,
         }
     )
+    assert sampled["scores_ci95"]["pass@4"] == list(wilson_interval(2, 3))  # not of 12 samples
     for name, (low, high) in sampled["scores_ci95"].items():
         assert 0 <= low < sampled["scores"][name] < high <= 1
 

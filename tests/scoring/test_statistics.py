@@ -2,8 +2,7 @@
 
 import math
 from fractions import Fraction
-from itertools import combinations, permutations, product
-from random import Random
+from itertools import combinations, product
 from statistics import NormalDist
 
 import pytest
@@ -11,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sologrpo.scoring.statistics import (
-    clustered_interval,
     compare_paired,
-    majority_share,
     mcnemar_exact,
     paired_difference_interval,
     pass_at_k,
@@ -204,68 +201,6 @@ def test_pass_at_k_is_unbiased(p: float) -> None:
 def test_pass_at_k_of_many_samples() -> None:
     assert pass_at_k(10_000, 1, 5_000) == 0.5  # binomial coefficients of 3,000 digits
     assert pass_at_k(3, 2, 2) == 1.0  # two wrong ones cannot be chosen
-
-
-@pytest.mark.parametrize(
-    ("answers", "share"),
-    [
-        (["7", "7", "9"], 1.0),
-        (["9", "9", "7"], 0.0),
-        (["7"], 1.0),
-        (["7", "9"], 0.5),
-        (["9", "8", "7"], 1 / 3),
-        (["9", "9", "7", "7", "8"], 0.5),
-        (["9", "9", "8", "8", "7"], 0.0),  # a tie among wrong ones
-        ([None, None, "7"], 1.0),  # no answer has no vote
-        ([None, None], 0.0),
-        ([], 0.0),
-    ],
-)
-def test_majority(answers: list[str | None], share: float) -> None:
-    for order in set(permutations(answers)):
-        assert majority_share(order, [a == "7" for a in order]) == pytest.approx(share)
-
-
-def test_clustered_interval_of_one_sample_is_wilson_s() -> None:
-    scores = [1.0] * 300 + [0.0] * 700
-    assert clustered_interval(scores) == pytest.approx(wilson_interval(300, 1000), abs=1e-4)
-
-
-def test_samples_of_a_problem_are_not_independent() -> None:
-    """If all samples of a problem agree, 8 of them carry the information of one."""
-    low, high = clustered_interval([1.0] * 30 + [0.0] * 70, samples=8)
-    assert (low, high) == pytest.approx(wilson_interval(30, 100), abs=2e-3)
-    naive = wilson_interval(240, 800)
-    assert high - low > 2.5 * (naive[1] - naive[0])
-
-
-def test_clustered_interval_without_spread_counts_problems() -> None:
-    assert clustered_interval([0.0] * 50, samples=16) == wilson_interval(0, 50)
-    assert clustered_interval([1.0] * 50, samples=16) == wilson_interval(50, 50)
-    assert clustered_interval([0.5] * 50, samples=16) == wilson_interval(25, 50)
-    assert clustered_interval([1.0]) == wilson_interval(1, 1)
-
-
-def test_clustered_interval_never_counts_more_than_the_samples() -> None:
-    low, high = clustered_interval([0.5] * 99 + [0.625], samples=8)
-    narrowest = wilson_interval(0.50125 * 800, 800)
-    assert (low, high) == pytest.approx(narrowest)
-
-
-def test_clustered_interval_covers_about_95_percent() -> None:
-    """Problems from easy to hard, 8 samples each; the naive interval covers about half."""
-    random = Random(0)
-    truth, problems, samples, runs = 0.5, 60, 8, 400
-    covered = naive = 0
-    for _ in range(runs):
-        chances = [random.betavariate(0.5, 0.5) for _ in range(problems)]
-        right = [sum(random.random() < p for _ in range(samples)) for p in chances]
-        low, high = clustered_interval([c / samples for c in right], samples)
-        covered += low <= truth <= high
-        low, high = wilson_interval(sum(right), problems * samples)
-        naive += low <= truth <= high
-    assert 0.92 <= covered / runs <= 0.98
-    assert naive / runs < 0.75
 
 
 def test_verdicts_come_in_pairs() -> None:

@@ -1,7 +1,6 @@
 """The trainer: TRL's gradient with less work, greedy validation, and what it relies on in TRL."""
 
 import io
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,8 @@ from fixed_rollouts import (
 from sologrpo.config.arguments import RunArguments
 from sologrpo.config.schedule import optimizer_steps
 from sologrpo.data.dataset import build_prompts, has_few_kinds, prompt_token_ids
-from sologrpo.evaluation.evaluate import generate_records
+from sologrpo.evaluation import answer
+from sologrpo.evaluation.answer import generate_records
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.sampling.generation import generate_greedily
 from sologrpo.training.diagnosis import Diagnosis
@@ -413,12 +413,10 @@ def test_rollouts_end_at_stop_strings(
 def test_validation_ends_at_stop_strings(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = AutoModelForCausalLM.from_pretrained(str(tiny_llama))
     tokenizer = load_tokenizer(str(tiny_llama))
-    # Not by its name: the package has a function of the same name.
-    module = import_module("sologrpo.evaluation.evaluate")
-    monkeypatch.setattr(module, "stop_strings", lambda dataset: [])
+    monkeypatch.setattr(answer, "stop_strings", lambda dataset: [])
     whole = [record.completion for record in generate_records(model, tokenizer, problems(), 16)]
     stop = max(whole, key=len)[4:6]
-    monkeypatch.setattr(module, "stop_strings", lambda dataset: [stop])
+    monkeypatch.setattr(answer, "stop_strings", lambda dataset: [stop])
     for record, text in zip(generate_records(model, tokenizer, problems(), 16), whole, strict=True):
         before, found, _ = text.partition(stop)
         assert record.completion == before + found
