@@ -20,7 +20,6 @@ from sologrpo.report.metrics import (
     Metrics,
     Panel,
     Points,
-    intervals,
     is_zero,
     lines_of,
     load_chapters,
@@ -171,19 +170,7 @@ def _traces(
         return [curve]
     marker = {"color": colour, "size": 4, "opacity": 0.5}
     quiet = {"name": name, "hoverinfo": "skip", "showlegend": False}
-    dots = go.Scatter(**_xy(logged), mode="markers", marker=marker, **quiet)
-    return [*_band(points, colour, quiet), dots, curve]
-
-
-def _band(points: Points, colour: str, quiet: Record) -> list[go.Scatter]:
-    """Draw the intervals of the moving average as an area, once there are enough steps."""
-    found = spread(intervals(points), MAX_POINTS)
-    if len(found) < 2:
-        return []
-    outline = [(step, high) for step, _, high in found]
-    outline += [(step, low) for step, low, _ in reversed(found)]
-    fill = {"fill": "toself", "fillcolor": f"{colour}26", "line": {"width": 0}}
-    return [go.Scatter(**_xy(outline), mode="lines", **fill, **quiet)]
+    return [go.Scatter(**_xy(logged), mode="markers", marker=marker, **quiet), curve]
 
 
 def _error_bars(points: Points, validated: Mapping[int, float]) -> Record:
