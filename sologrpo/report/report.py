@@ -121,13 +121,8 @@ def _without_other_prompts(run: Run) -> dict[str, Evaluated]:
     return {label: e for label, e in run.evaluations.items() if label not in elsewhere}
 
 
-def render(page: Record, library: bool = True) -> str:
-    """Fill the template.
-
-    Args:
-        page: values of the template; with `live`, the page follows the server it comes from.
-        library: include Plotly's library.
-    """
+def render(page: Record) -> str:
+    """Fill the template; with `live`, the page follows the server it comes from."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -136,24 +131,21 @@ def render(page: Record, library: bool = True) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update({function.__name__: function for function in FILTERS})
-    live = page["live"] is not None
     return environment.get_template("report.html.j2").render(
         **page,
         style=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
-        scripts=[Markup(script) for script in _scripts(live)],
-        library=_plotly()[0] if library else "",
-        policy=content_policy(live),
+        script=Markup(_script()),
+        library=_plotly()[0],
+        policy=content_policy(page["live"] is not None),
     )
 
 
 def content_policy(live: bool) -> str:
     """Return the content policy of a page: no scripts but ours, and nothing from elsewhere.
 
-    Args:
-        live: it may fetch from the server it comes from.
+    A live page may ask the server it comes from.
     """
-    hashes = [*map(_hash, _scripts(live)), _plotly()[1]]
-    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
+    allowed = f"'sha256-{_hash(_script())}' 'sha256-{_plotly()[1]}'"
     connect = "; connect-src 'self'" if live else ""
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}{connect}; "
@@ -162,9 +154,8 @@ def content_policy(live: bool) -> str:
 
 
 @cache
-def _scripts(live: bool) -> list[str]:
-    names = ["live.js", "report.js"] if live else ["report.js"]
-    return [(TEMPLATES / name).read_text(encoding="utf-8") for name in names]
+def _script() -> str:
+    return (TEMPLATES / "report.js").read_text(encoding="utf-8")
 
 
 @cache

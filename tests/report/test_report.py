@@ -71,6 +71,15 @@ class Page(HTMLParser):
         return [attrs for _, attrs in self.tags if name in attrs]
 
 
+def assert_inert(page: Page) -> None:
+    """Check that the hostile text of a run is in the page, and is text."""
+    assert page.text.count(ATTACK) > 5
+    scripts = [attrs.get("type") for tag, attrs in page.tags if tag == "script"]
+    assert scripts == ["application/gzip", None]
+    assert not [attrs for tag, attrs in page.tags if tag == "img"]
+    assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
+
+
 def page_at(path: Path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
 
@@ -590,12 +599,7 @@ def test_half_a_surrogate_pair_is_replaced(tmp_path: Path) -> None:
 def test_model_output_never_becomes_markup(tmp_path: Path) -> None:
     attack_everywhere(tmp_path)
     path = write_report(tmp_path)
-    page = page_at(path)
-    assert ATTACK in page.text
-    scripts = [attrs.get("type") for tag, attrs in page.tags if tag == "script"]
-    assert scripts == ["application/gzip", None]
-    assert not [attrs for tag, attrs in page.tags if tag == "img"]
-    assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
+    assert_inert(page_at(path))
     for figure in figures_of(path).values():  # Plotly reads tags and links in labels
         labels = [*legend_of(figure), *figure["layout"]["yaxis"].get("ticktext", [])]
         assert not [label for label in labels if "<" in label]
