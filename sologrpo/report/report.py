@@ -15,19 +15,19 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from sologrpo.files import REPORT, REWARD_CURVE, write_atomically
-from sologrpo.report import values
 from sologrpo.report.charts import draw_accuracies, draw_chapters
-from sologrpo.report.evaluation import groups, kinds, list_problems, rates, verdict_sentence
+from sologrpo.report.evaluation import figures, groups, kinds, list_problems, verdict_sentence
 from sologrpo.report.metrics import REWARD, smoothing_window
 from sologrpo.report.reading import Run, read_run
 from sologrpo.report.summary import facts, time_split
-from sologrpo.report.values import Record, flatten
+from sologrpo.report.values import Record, flatten, number, shorten
 from sologrpo.scoring.comparison import pair_with_baselines
 from sologrpo.scoring.formats import TRAINED
 from sologrpo.scoring.records import Evaluated
+from sologrpo.scoring.table import points, share
 
 TEMPLATES = Path(__file__).parent / "templates"
-FILTERS = (values.percent, values.percent_range, values.points, values.number, values.shorten)
+FILTERS = (share, points, number, shorten)
 # The settings in which recipes differ most, shown first.
 RECIPE = (
     "model_name_or_path", "load_in_4bit", "lora_r", "lora_alpha", "dataset_name", "prompt_format",
@@ -38,24 +38,15 @@ RECIPE = (
 
 
 def write_report(run_dir: Path, folder: Path | None = None) -> Path:
-    """Write `reward_curve.png` and `report.html`.
+    """Write `reward_curve.png` and `report.html`, and return the path of the page.
 
     Any file of the run may be missing or unfinished; the page says so in that place.
 
     Args:
-        run_dir: as `train.py` writes it.
         folder: where the evaluations are and the page goes, if not the run directory.
-
-    Returns:
-        Path of the page.
 
     Raises:
         InputError: if there is no such directory.
-
-    Example:
-        >>> write_report(Path("runs/nowhere"))
-        Traceback (most recent call last):
-        sologrpo.errors.InputError: runs/nowhere is not a run directory: name one that train.py made
     """
     from sologrpo.report.reward_curve import draw_reward_curve  # loads matplotlib, at the end only
 
@@ -88,7 +79,7 @@ def run_page(run: Run) -> Record:
             {
                 "evaluated": group,
                 "accuracies": draw_accuracies(group),
-                "rates": rates(group),
+                "figures": figures(group),
                 "kinds": kinds(group),
             }
             for group in groups(evaluated)

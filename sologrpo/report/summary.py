@@ -7,8 +7,9 @@ from sologrpo.console import duration
 from sologrpo.files import BASELINE
 from sologrpo.report.metrics import REWARD, VALIDATION, Metrics, Points, smoothing_window
 from sologrpo.report.reading import Run
-from sologrpo.report.values import Rows, number, percent
+from sologrpo.report.values import Rows, number
 from sologrpo.scoring.comparison import Pair
+from sologrpo.scoring.table import share
 
 TIMES = "time/"  # seconds by component
 
@@ -36,10 +37,10 @@ def facts(run: Run, pair: Pair | None) -> Rows:
 def _test_accuracy(run: Run, pair: Pair | None) -> str:
     """Format the accuracy before and after on the same problems, or else that of one model."""
     if pair is not None and pair.numbers is not None:
-        return f"{percent(pair.numbers['baseline_accuracy'])} → {percent(pair.numbers['accuracy'])}"
+        return f"{share(pair.numbers['baseline_accuracy'])} → {share(pair.numbers['accuracy'])}"
     later = [label for label in run.evaluations if not label.startswith(BASELINE)]
     for label in later or run.evaluations:
-        return f"{percent(run.evaluations[label].results['accuracy'])} ({label})"
+        return f"{share(run.evaluations[label].results['accuracy'])} ({label})"
     return ""
 
 
@@ -53,7 +54,7 @@ def _start_to_end(points: Points) -> str:
 
 
 def _percent_change(points: Points) -> str:
-    return f"{percent(points[0][1])} → {percent(points[-1][1])}" if points else ""
+    return f"{share(points[0][1])} → {share(points[-1][1])}" if points else ""
 
 
 def steps_of_total(metrics: Metrics) -> str:

@@ -75,21 +75,6 @@ def shorten(text: str) -> str:
     return f"{text[:MAX_TEXT_CHARS]}\n[… {len(text) - MAX_TEXT_CHARS:,} more characters]"
 
 
-def percent(value: float) -> str:
-    """Format a fraction as a percentage with one decimal."""
-    return f"{100 * value:.1f} %"
-
-
-def percent_range(pair: Sequence[float]) -> str:
-    """Format the two ends of an interval of fractions."""
-    return f"{100 * pair[0]:.1f} to {100 * pair[1]:.1f}"
-
-
-def points(value: float) -> str:
-    """Format a difference of two fractions in percentage points."""
-    return f"{100 * value:+.1f}"
-
-
 def number(value: float | None, digits: int = 0) -> str:
     """Format a number with thousands commas."""
     return "n/a" if value is None else f"{value:,.{digits}f}"

@@ -122,7 +122,7 @@ def test_a_page_is_made_again_only_if_the_run_has_changed(
         assert b"Training: step 3 of 40" in page.latest()[1]
     write_eval(run, "trained", [True])
     version, body = page.latest()
-    assert b"100.0 % (trained)" in body
+    assert b"100.0% (trained)" in body
     assert version != first[0]
 
 

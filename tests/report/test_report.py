@@ -127,7 +127,7 @@ def test_full_report(finished: Path) -> None:
     page = page_at(finished / "report.html")
     for expected in (
         "quickstart", "HuggingFaceTB/SmolLM2-135M", "newly right", "newly wrong", "share",
-        "33.3 %",  # baseline: 20 of 60
+        "33.3%",  # baseline: 20 of 60
         "sampling", "packages.trl", "step 40", "latest step first", "answer_correctness", "read_as",
     ):  # fmt: skip
         assert expected in page.text, expected
@@ -295,15 +295,10 @@ Y, N = True, False
     [
         ([Y, N, Y], [Y, Y, N], {}, "No clear difference"),
         (None, [Y, Y], {}, "No paired comparison yet"),
-        (None, [Y, N], RATES, "integer answer 81.0 %"),
-        (None, [Y, N], RATES, "no answer found 7.0 %"),
-        (None, [Y, N], RATES, "pass@1, sampled 37.5 % maj@4, sampled 50.0 %"),
-        (
-            None,
-            [Y, N],
-            RATES,
-            "tokens, mean / median / 95th percentile 100 / 87 / 211",
-        ),
+        (None, [Y, N], RATES, "integer answer 81.0%"),
+        (None, [Y, N], RATES, "no answer 7.0%"),
+        (None, [Y, N], RATES, "pass@1, sampled 37.5% 95 % interval 30.0% to 50.0%"),
+        (None, [Y, N], RATES, "tokens: mean / p50 / p95 100 / 87 / 211"),
         (None, [Y, N, N], {}, "Test problems, trained: wrong 2, right 1."),
         (None, [Y, N], RATES, "tokens per second 1,234.5"),
         (None, [Y, N], {"n": "two"}, "trained/results.json: n: 'two'; expected a valid integer"),
@@ -359,8 +354,8 @@ def test_the_gain_under_other_prompts_is_computed_from_the_records(tmp_path: Pat
     assert text.count("Under other prompts 40 problems") == 2
     assert text.index("split test, prompt_formats.json") < text.index("split test_unseen,")
     assert text.count("The gain travels: it shows under xml, boxed.") == 2
-    assert "xml trained 22.5 % → 100.0 % +77.5" in text
-    assert "boxed unseen 22.5 % → 92.5 % +70.0" in text
+    assert "xml trained 22.5% → 100.0% +77.5" in text
+    assert "boxed unseen 22.5% → 92.5% +70.0" in text
     assert "trained-boxed" not in text[: text.index("Under other prompts")]
     notes = Page(page.read_text("utf-8")).text
     for note in (
@@ -405,7 +400,7 @@ def test_a_gain_that_only_a_longer_limit_made_is_not_shown(run_dir: Path) -> Non
     assert "trained is not compared with baseline: max_completion_length 16 here, 2 there" in text
     assert "Accuracy rose" not in text
     assert "against baseline" not in text
-    assert "test accuracy100.0 % (trained)" in text.replace("test accuracy ", "test accuracy")
+    assert "test accuracy100.0% (trained)" in text.replace("test accuracy ", "test accuracy")
 
 
 @pytest.mark.parametrize("label", ["baseline", "trained"])
