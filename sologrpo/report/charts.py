@@ -12,14 +12,13 @@ from typing import Any
 import plotly.graph_objects as go
 
 from sologrpo.files import BASELINE
+from sologrpo.logs import Metrics, Points
 from sologrpo.report.metrics import (
     REWARD,
     UNSMOOTHED,
     VALIDATED,
     VALIDATION,
-    Metrics,
     Panel,
-    Points,
     is_zero,
     lines_of,
     load_chapters,

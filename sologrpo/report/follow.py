@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from sologrpo.console import time_left
 from sologrpo.errors import InputError, printable
 from sologrpo.files import ADAPTER, COMPLETIONS, EVALUATIONS, LOCK, METRICS
-from sologrpo.report.metrics import Metrics
+from sologrpo.logs import Metrics
 from sologrpo.report.reading import read_files
 from sologrpo.report.report import content_policy, render, run_page
 from sologrpo.report.summary import seconds_per_step, steps_of_total

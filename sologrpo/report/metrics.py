@@ -8,8 +8,7 @@ from statistics import fmean
 
 import yaml
 
-Points = list[tuple[int, float]]  # step and value, sorted by step
-Metrics = dict[str, Points]  # by name; `step` is among them
+from sologrpo.logs import Metrics, Points
 
 REWARD, VALIDATION, VALIDATED = "reward", "eval_accuracy", "eval_n"
 UNSMOOTHED = ("eval_", "memory/", "learning_rate")  # drawn as they are, not as moving averages

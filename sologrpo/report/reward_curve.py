@@ -6,8 +6,9 @@ from itertools import cycle
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from sologrpo.logs import Metrics
 from sologrpo.report.charts import COLOURS, VALIDATION_COLOUR
-from sologrpo.report.metrics import VALIDATION, Metrics, lines_of, load_chapters, smoothed
+from sologrpo.report.metrics import VALIDATION, lines_of, load_chapters, smoothed
 
 
 def draw_reward_curve(metrics: Metrics, title: str) -> bytes:

@@ -5,7 +5,8 @@ from statistics import fmean
 
 from sologrpo.console import duration
 from sologrpo.files import BASELINE
-from sologrpo.report.metrics import REWARD, VALIDATION, Metrics, Points, smoothing_window
+from sologrpo.logs import Metrics, Points
+from sologrpo.report.metrics import REWARD, VALIDATION, smoothing_window
 from sologrpo.report.reading import Run
 from sologrpo.report.values import Rows, number
 from sologrpo.scoring.comparison import Pair
