@@ -1,10 +1,8 @@
 """Draw the interactive charts of the page with Plotly.
 
 Only the figures are made here, as JSON; Plotly's JavaScript draws them in the reader's browser.
-Text that comes from a run is escaped, because Plotly reads tags such as `<b>` and `<a>` in labels.
 """
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
@@ -24,7 +22,7 @@ from sologrpo.report.metrics import (
     load_chapters,
     smoothed,
 )
-from sologrpo.report.values import Record, spread
+from sologrpo.report.values import Record, label, spread
 from sologrpo.scoring.records import Evaluated
 from sologrpo.scoring.statistics import wilson_interval
 
@@ -56,7 +54,7 @@ def draw_chapters(
     for chapter, panels in load_chapters().items():
         for panel in panels:
             lines = lines_of(panel, metrics, labels)
-            curves = [(key, label, metrics.get(key, [])) for key, label in lines.items()]
+            curves = [(key, name, metrics.get(key, [])) for key, name in lines.items()]
             if not any(points for _, _, points in curves):
                 continue
             if all(is_zero(points) for _, _, points in curves):
@@ -91,7 +89,7 @@ def draw_accuracies(evaluated: Mapping[str, Evaluated]) -> Record:
         "yaxis": {
             "range": [len(evaluated) - 0.5, -0.7],
             "tickvals": [*range(len(evaluated))],
-            "ticktext": [*map(html.escape, evaluated)],
+            "ticktext": [*map(label, evaluated)],
             "ticklabelposition": "inside top",
             "ticklabelshift": 6,
         },
@@ -156,7 +154,7 @@ def _traces(
         return []
     logged = spread(points, MAX_POINTS)
     marked = len(points) == 1 or (key.startswith(UNSMOOTHED) and len(points) <= MAX_MARKED_POINTS)
-    name = html.escape(name)
+    name = label(name)
     curve = go.Scatter(
         **_xy(spread(smoothed(key, points), MAX_POINTS)),
         name=name,

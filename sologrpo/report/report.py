@@ -20,14 +20,14 @@ from sologrpo.report.evaluation import figures, groups, kinds, list_problems, ve
 from sologrpo.report.metrics import REWARD, smoothing_window
 from sologrpo.report.reading import Run, read_run
 from sologrpo.report.summary import facts, time_split
-from sologrpo.report.values import Record, flatten, number, shorten
+from sologrpo.report.values import Record, flatten, line, number, shorten
 from sologrpo.scoring.comparison import pair_with_baselines
 from sologrpo.scoring.formats import TRAINED
 from sologrpo.scoring.records import Evaluated
 from sologrpo.scoring.table import points, share
 
 TEMPLATES = Path(__file__).parent / "templates"
-FILTERS = (share, points, number, shorten)
+FILTERS = (share, points, number, shorten, line)
 # The settings in which recipes differ most, shown first.
 RECIPE = (
     "model_name_or_path", "load_in_4bit", "lora_r", "lora_alpha", "dataset_name", "prompt_format",

@@ -1,5 +1,6 @@
 """Read what is there, choose what fits on a page, and format values for it."""
 
+import html
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -65,7 +66,7 @@ def flatten(record: Record, prefix: str = "") -> Rows:
     return rows
 
 
-# --- formatting: filters of the templates ----------------------------------------------------
+# --- text of the page: the templates escape it ------------------------------------------------
 
 
 def shorten(text: str) -> str:
@@ -73,6 +74,17 @@ def shorten(text: str) -> str:
     if len(text) <= MAX_TEXT_CHARS:
         return text
     return f"{text[:MAX_TEXT_CHARS]}\n[… {len(text) - MAX_TEXT_CHARS:,} more characters]"
+
+
+def line(value: Any, limit: int = 110) -> str:
+    """Put a text, or what else a reward logged, on one line, cut with an ellipsis."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def label(text: str) -> str:
+    """Escape a text for Plotly, which reads tags such as `<b>` and `<a>` in labels."""
+    return html.escape(text)
 
 
 def number(value: float | None, digits: int = 0) -> str:
