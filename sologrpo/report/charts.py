@@ -40,14 +40,10 @@ Curve = tuple[str, str, Points]  # metric, name in the legend, values by step
 def draw_chapters(
     metrics: Metrics, labels: dict[str, str]
 ) -> tuple[dict[str, list[Record]], list[str]]:
-    """Draw the charts of one run.
+    """Draw the charts by chapter; name those left out because they are zero at every step.
 
     Args:
-        metrics: points by metric.
         labels: what to call a reward instead of its name.
-
-    Returns:
-        Charts by chapter, and the titles of charts left out because they are zero at every step.
     """
     drawn: dict[str, list[Record]] = {}
     zero = []
@@ -106,7 +102,6 @@ def _line_chart(
     """Draw curves over training steps.
 
     Args:
-        curves: one without points leaves its colour unused.
         right: points of the panel's metric on the right.
         validated: number of problems of the validations, by step.
     """

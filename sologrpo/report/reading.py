@@ -68,7 +68,6 @@ def read_run(run_dir: Path, evaluated_in: Path | None = None) -> Run:
     """Read a run directory, in which any file may be missing or unfinished.
 
     Args:
-        run_dir: as `train.py` writes it.
         evaluated_in: folder with `eval/`, if it is another one.
 
     Raises:

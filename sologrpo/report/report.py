@@ -14,7 +14,7 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from sologrpo.files import REPORT, REWARD_CURVE, write_atomically
+from sologrpo.files import RECIPE_SETTINGS, REPORT, REWARD_CURVE, write_atomically
 from sologrpo.report.charts import draw_accuracies, draw_chapters
 from sologrpo.report.evaluation import figures, groups, kinds, list_problems, verdict_sentence
 from sologrpo.report.metrics import REWARD, smoothing_window
@@ -28,13 +28,6 @@ from sologrpo.scoring.table import points, share
 
 TEMPLATES = Path(__file__).parent / "templates"
 FILTERS = (share, points, number, shorten, line)
-# The settings in which recipes differ most, shown first.
-RECIPE = (
-    "model_name_or_path", "load_in_4bit", "lora_r", "lora_alpha", "dataset_name", "prompt_format",
-    "rewards", "reward_weights", "outcome_reward", "num_generations", "generation_batch_size",
-    "num_iterations", "max_completion_length", "temperature", "learning_rate", "beta", "loss_type",
-    "scale_rewards", "max_steps", "num_train_epochs", "seed",
-)  # fmt: skip
 
 
 def write_report(run_dir: Path, folder: Path | None = None) -> Path:
@@ -68,7 +61,8 @@ def run_page(run: Run) -> Record:
     evaluated = _without_other_prompts(run)
     pairs = pair_with_baselines(evaluated)
     first = pairs[0] if pairs else None
-    recipe = {key: run.config[key] for key in RECIPE if run.config.get(key) is not None}
+    names = ("model_name_or_path", "dataset_name", "rewards", "reward_weights", *RECIPE_SETTINGS)
+    recipe = {name: run.config[name] for name in names if run.config.get(name) is not None}
     return {
         "name": run.name,
         "live": None,

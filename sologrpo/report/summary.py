@@ -16,11 +16,7 @@ TIMES = "time/"  # seconds by component
 
 
 def facts(run: Run, pair: Pair | None) -> Rows:
-    """List the few numbers at the top of the page; missing ones are left out.
-
-    Args:
-        pair: the trained model and its baseline.
-    """
+    """List the few numbers at the top of the page; missing ones are left out."""
     steps = run.metrics.get("step", [(0, 0.0)])[-1][0]
     seconds = seconds_per_step(run.metrics)
     rows = [

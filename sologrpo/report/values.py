@@ -17,14 +17,7 @@ MAX_TEXT_CHARS = 20_000  # of one prompt or completion, so that a runaway one st
 
 
 def read_or_note(read: Callable[[Path], T], path: Path, missing: T, notes: list[str]) -> T:
-    """Read a file that may be missing or, which adds a note, damaged or unfinished.
-
-    Args:
-        read: raises `InputError` for a damaged file.
-        path: the file.
-        missing: what to return for a missing or damaged file.
-        notes: gets the error.
-    """
+    """Read a file that may be missing or, which adds a note, damaged or unfinished."""
     try:
         return read(path) if path.exists() else missing
     except InputError as error:
@@ -35,9 +28,8 @@ def read_or_note(read: Callable[[Path], T], path: Path, missing: T, notes: list[
 def spread(items: Sequence[T], count: int) -> list[T]:
     """Choose at most `count` evenly spaced items, the first and the last among them.
 
-    Example:
-        >>> spread([1, 2, 3, 4, 5], 3)
-        [1, 3, 5]
+    >>> spread([1, 2, 3, 4, 5], 3)
+    [1, 3, 5]
     """
     if len(items) <= count:
         return [*items]
@@ -48,13 +40,8 @@ def spread(items: Sequence[T], count: int) -> list[T]:
 def flatten(record: Record, prefix: str = "") -> Rows:
     """List a nested mapping as dotted names and printable values, with secrets hidden.
 
-    Args:
-        record: a config or an environment.
-        prefix: put before each name.
-
-    Example:
-        >>> flatten({"packages": {"trl": "1.16.0"}, "hub_token": "hf_x"})
-        [('packages.trl', '1.16.0'), ('hub_token', '***')]
+    >>> flatten({"packages": {"trl": "1.16.0"}, "hub_token": "hf_x"})
+    [('packages.trl', '1.16.0'), ('hub_token', '***')]
     """
     rows: Rows = []
     for key, value in redact(record).items():
