@@ -35,6 +35,16 @@ REPORT = "report.html"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 
+# Settings of a recipe that decide its result; all are numbers or plain words.
+RECIPE_SETTINGS = (
+    "prompt_format", "max_completion_length", "temperature", "top_p", "num_generations",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations", "max_steps",
+    "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps", "beta", "epsilon",
+    "loss_type", "scale_rewards", "outcome_reward", "lora_r", "lora_alpha", "lora_dropout",
+    "use_rslora", "use_dora", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant",
+    "dtype", "seed",
+)  # fmt: skip
+
 _PACKAGE = Path(__file__).resolve().parent
 # A wheel holds the scripts, recipes and problems in a folder of the package (pyproject.toml). In a
 # checkout, and an editable install of one, they are next to the package.

@@ -17,6 +17,7 @@ from sologrpo.export.parity import Gap, gap_table
 from sologrpo.files import (
     BASELINE,
     EVALUATIONS,
+    RECIPE_SETTINGS,
     RESULTS,
     REWARD_CURVE,
     RUN_CONFIG,
@@ -32,15 +33,6 @@ from sologrpo.scoring.table import paired_line, score_rows
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
 # Written by `sologrpo model` next to a model that was not downloaded from the Hub.
 SOURCE = "source.json"
-# Settings that decide the result; all are numbers or plain words.
-RECIPE = (
-    "prompt_format", "max_completion_length", "temperature", "top_p", "num_generations",
-    "per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations", "max_steps",
-    "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps", "beta", "epsilon",
-    "loss_type", "scale_rewards", "outcome_reward", "lora_r", "lora_alpha", "lora_dropout",
-    "use_rslora", "use_dora", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant",
-    "dtype", "seed",
-)  # fmt: skip
 # On the Hub, by kind of model.
 _LIBRARIES = {"adapter": "peft", "gguf": "gguf"}
 _RELATIONS = {"adapter": "adapter", "gguf": "quantized"}
@@ -126,7 +118,7 @@ def write_card(
         has_picture=has_picture,
         rewards=[name_of_spec(spec) for spec in config.get("rewards") or []],
         weights=config.get("reward_weights") or [],
-        recipe=RECIPE,
+        recipe=RECIPE_SETTINGS,
         environment=environment,
     )
     write_atomically(folder / "README.md", str(card))
@@ -142,8 +134,8 @@ def read_run(run: Path | None) -> RunFacts:
         return RunFacts(None, {}, {})
     config = {}
     if (run / RUN_CONFIG).exists():
-        names = (*RECIPE, "rewards", "reward_weights", "dataset_name", "dataset_train_split")
-        config = run_settings(run, names)
+        data = ("rewards", "reward_weights", "dataset_name", "dataset_train_split")
+        config = run_settings(run, (*RECIPE_SETTINGS, *data))
     if environment := read_environment(run):
         config["dtype"] = environment.dtype  # what `auto` was on the machine of the run
     folders = (path.parent for path in run.glob(f"{EVALUATIONS}/*/{RESULTS}"))

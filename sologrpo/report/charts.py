@@ -1,10 +1,8 @@
 """Draw the interactive charts of the page with Plotly.
 
 Only the figures are made here, as JSON; Plotly's JavaScript draws them in the reader's browser.
-Text that comes from a run is escaped, because Plotly reads tags such as `<b>` and `<a>` in labels.
 """
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
@@ -12,21 +10,19 @@ from typing import Any
 import plotly.graph_objects as go
 
 from sologrpo.files import BASELINE
+from sologrpo.logs import Metrics, Points
 from sologrpo.report.metrics import (
     REWARD,
     UNSMOOTHED,
     VALIDATED,
     VALIDATION,
-    Metrics,
     Panel,
-    Points,
-    intervals,
     is_zero,
     lines_of,
     load_chapters,
     smoothed,
 )
-from sologrpo.report.values import Record, spread
+from sologrpo.report.values import Record, label, spread
 from sologrpo.scoring.records import Evaluated
 from sologrpo.scoring.statistics import wilson_interval
 
@@ -44,21 +40,17 @@ Curve = tuple[str, str, Points]  # metric, name in the legend, values by step
 def draw_chapters(
     metrics: Metrics, labels: dict[str, str]
 ) -> tuple[dict[str, list[Record]], list[str]]:
-    """Draw the charts of one run.
+    """Draw the charts by chapter; name those left out because they are zero at every step.
 
     Args:
-        metrics: points by metric.
         labels: what to call a reward instead of its name.
-
-    Returns:
-        Charts by chapter, and the titles of charts left out because they are zero at every step.
     """
     drawn: dict[str, list[Record]] = {}
     zero = []
     for chapter, panels in load_chapters().items():
         for panel in panels:
             lines = lines_of(panel, metrics, labels)
-            curves = [(key, label, metrics.get(key, [])) for key, label in lines.items()]
+            curves = [(key, name, metrics.get(key, [])) for key, name in lines.items()]
             if not any(points for _, _, points in curves):
                 continue
             if all(is_zero(points) for _, _, points in curves):
@@ -93,7 +85,7 @@ def draw_accuracies(evaluated: Mapping[str, Evaluated]) -> Record:
         "yaxis": {
             "range": [len(evaluated) - 0.5, -0.7],
             "tickvals": [*range(len(evaluated))],
-            "ticktext": [*map(html.escape, evaluated)],
+            "ticktext": [*map(label, evaluated)],
             "ticklabelposition": "inside top",
             "ticklabelshift": 6,
         },
@@ -110,7 +102,6 @@ def _line_chart(
     """Draw curves over training steps.
 
     Args:
-        curves: one without points leaves its colour unused.
         right: points of the panel's metric on the right.
         validated: number of problems of the validations, by step.
     """
@@ -158,7 +149,7 @@ def _traces(
         return []
     logged = spread(points, MAX_POINTS)
     marked = len(points) == 1 or (key.startswith(UNSMOOTHED) and len(points) <= MAX_MARKED_POINTS)
-    name = html.escape(name)
+    name = label(name)
     curve = go.Scatter(
         **_xy(spread(smoothed(key, points), MAX_POINTS)),
         name=name,
@@ -171,19 +162,7 @@ def _traces(
         return [curve]
     marker = {"color": colour, "size": 4, "opacity": 0.5}
     quiet = {"name": name, "hoverinfo": "skip", "showlegend": False}
-    dots = go.Scatter(**_xy(logged), mode="markers", marker=marker, **quiet)
-    return [*_band(points, colour, quiet), dots, curve]
-
-
-def _band(points: Points, colour: str, quiet: Record) -> list[go.Scatter]:
-    """Draw the intervals of the moving average as an area, once there are enough steps."""
-    found = spread(intervals(points), MAX_POINTS)
-    if len(found) < 2:
-        return []
-    outline = [(step, high) for step, _, high in found]
-    outline += [(step, low) for step, low, _ in reversed(found)]
-    fill = {"fill": "toself", "fillcolor": f"{colour}26", "line": {"width": 0}}
-    return [go.Scatter(**_xy(outline), mode="lines", **fill, **quiet)]
+    return [go.Scatter(**_xy(logged), mode="markers", marker=marker, **quiet), curve]
 
 
 def _error_bars(points: Points, validated: Mapping[int, float]) -> Record:

@@ -16,11 +16,7 @@ from sologrpo.report.report import write_page, write_report
 
 @one_line_errors
 def main(argv: Sequence[str] | None = None) -> None:
-    """Write the report of a run directory, or serve it.
-
-    Args:
-        argv: the arguments after `sologrpo report`; by default those of the process.
-    """
+    """Write the report of a run directory, or serve it."""
     from sologrpo.command_line import Parser  # loads transformers, which reports do without
 
     parser = Parser(

@@ -1,18 +1,15 @@
 """Read complete groups of sampled completions from evenly spread steps, with verdicts."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat, takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import ConfigDict, Field
 
 from rewards import OUTCOME_REWARDS, name_of_spec
-from sologrpo.errors import InputError
+from sologrpo.logs import count_completions, read_completions
 from sologrpo.report.values import Record, read_or_note, shorten, spread
 from sologrpo.schema import Schema, parse
 
@@ -106,16 +103,15 @@ class _Row(Schema):
         return shorten("\n\n".join(message.content for message in self.completion))
 
 
-def read_completions(folder: Path, settings: Settings, notes: list[str]) -> Completions:
+def read_groups(folder: Path, settings: Settings, notes: list[str]) -> Completions:
     """Read as many complete groups as fit on a page.
 
     Args:
-        folder: `completions/` of a run directory, with one Parquet file a step.
-        settings: the run's settings.
+        folder: `completions/` of a run directory.
         notes: gets a line for each file that cannot be read; the trainer may be writing it.
     """
     paths = sorted(folder.glob("*.parquet"), key=lambda path: (len(path.name), path.name))
-    counts = {path: read_or_note(_count_rows, path, 0, notes) for path in paths}
+    counts = {path: read_or_note(count_completions, path, 0, notes) for path in paths}
     logged = [path for path, count in counts.items() if count]
     chosen = spread(logged, MAX_STEPS)[::-1]
     groups: dict[tuple[str, ...], list[_Row]] = {}
@@ -132,23 +128,8 @@ def read_completions(folder: Path, settings: Settings, notes: list[str]) -> Comp
     return Completions(_describe(shown, settings), sum(counts.values()), len(logged))
 
 
-def _count_rows(path: Path) -> int:
-    with _naming(path):
-        return int(pq.read_metadata(path).num_rows)
-
-
 def _read_rows(path: Path) -> list[_Row]:
-    with _naming(path):
-        return parse(list[_Row], pq.read_table(path).to_pylist(), path)
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Turn what pyarrow raises for a damaged or unfinished file into an `InputError`."""
-    try:
-        yield
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} could not be read") from error
+    return parse(list[_Row], read_completions(path), path)
 
 
 def _by_prompt(rows: Sequence[_Row]) -> list[list[_Row]]:

@@ -5,28 +5,15 @@ from statistics import fmean
 
 from sologrpo.files import BASELINE
 from sologrpo.report.completions import MAX_CHARS
-from sologrpo.report.values import Record, number, percent
+from sologrpo.report.values import Record
 from sologrpo.scoring import records
 from sologrpo.scoring.comparison import Pair, differences
 from sologrpo.scoring.records import Evaluated
 from sologrpo.scoring.statistics import wilson_interval
+from sologrpo.scoring.table import cost_rows, sampled_rows, score_rows
 
 MAX_PROBLEMS = 600  # with both answers, on one page
 
-# Fields of results.json and their names in the table.
-RATES = (
-    ("accuracy_lenient", "read leniently"),
-    ("format_rate", "format as asked"),
-    ("integer_rate", "integer answer"),
-    ("no_answer_rate", "no answer found"),
-    ("trailing_text_rate", "trailing text"),
-    ("truncated_rate", "truncated"),
-)
-LENGTHS = (
-    ("all", "tokens, mean / median / 95th percentile"),
-    ("right", "of right answers"),
-    ("wrong", "of wrong answers"),
-)
 VERDICTS = {
     (False, True): "newly right",
     (True, False): "newly wrong",
@@ -51,22 +38,13 @@ def groups(evaluated: Mapping[str, Evaluated]) -> list[dict[str, Evaluated]]:
     return found
 
 
-def rates(evaluated: Mapping[str, Evaluated]) -> list[tuple[str, list[str]]]:
-    """List the rates and lengths, with a cell for each evaluation."""
-    results = [evaluation.results for evaluation in evaluated.values()]
-    rows = [(title, [percent(r[key]) for r in results]) for key, title in RATES]
-    sampled = [(r.get("sampled") or {"scores": {}})["scores"] for r in results]
-    for name in dict.fromkeys(name for scores in sampled for name in scores):
-        cells = [percent(scores[name]) if name in scores else "" for scores in sampled]
-        rows.append((f"{name}, sampled", cells))
-    for key, title in LENGTHS:
-        rows.append((title, [_lengths(r["completion_tokens"].get(key)) for r in results]))
-    rows.append(("tokens per second", [number(r["tokens_per_second"], 1) for r in results]))
-    return rows
-
-
-def _lengths(lengths: dict[str, float] | None) -> str:
-    return " / ".join(number(lengths[key]) for key in ("mean", "p50", "p95")) if lengths else "n/a"
+def figures(evaluated: Mapping[str, Evaluated]) -> list[list[str]]:
+    """List the figures of results.json: a title, and then a cell for each evaluation."""
+    columns = [evaluation.results for evaluation in evaluated.values()]
+    problems = ["problems", *(f"{results['n']:,}" for results in columns)]
+    precision = ["precision", *(results["precision"] for results in columns)]
+    scores = [*score_rows(columns), *cost_rows(columns), *sampled_rows(columns)]
+    return [problems, precision, *scores]
 
 
 def kinds(evaluated: Mapping[str, Evaluated]) -> list[Record]:

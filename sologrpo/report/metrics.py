@@ -3,20 +3,16 @@
 import math
 import re
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from statistics import NormalDist, fmean
+from statistics import fmean
 
 import yaml
 
-Points = list[tuple[int, float]]  # step and value, sorted by step
-Metrics = dict[str, Points]  # by name; `step` is among them
+from sologrpo.logs import Metrics, Points
 
 REWARD, VALIDATION, VALIDATED = "reward", "eval_accuracy", "eval_n"
 UNSMOOTHED = ("eval_", "memory/", "learning_rate")  # drawn as they are, not as moving averages
 ALMOST_ZERO = 1e-12
-Z95 = NormalDist().inv_cdf(0.975)
-NOISE_STEPS, MIN_NOISE_STEPS = 10, 4  # logged steps that the spread is measured over, at least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +35,7 @@ def load_chapters() -> dict[str, list[Panel]]:
 
 
 def lines_of(panel: Panel, metrics: Metrics, labels: dict[str, str]) -> dict[str, str]:
-    """List the lines of a chart: names in the legend by metric.
-
-    Args:
-        panel: the chart.
-        metrics: of the run; they name the members of a family.
-        labels: what to call a reward instead of its name.
-    """
+    """List the lines of a chart, names in the legend by metric; `labels` rename rewards."""
     family = {
         key: labels.get(found[1], found[1])
         for key in sorted(metrics)
@@ -61,12 +51,7 @@ def smoothing_window(count: int) -> int:
 
 
 def smoothed(key: str, points: Points) -> Points:
-    """Return the points that are drawn of a metric: the mean of each and those before it.
-
-    Args:
-        key: name of the metric; a few are not averaged.
-        points: all its points.
-    """
+    """Return the means of each point and those before it; of a few metrics, the points."""
     if key.startswith(UNSMOOTHED):
         return points
     values, window = [value for _, value in points], smoothing_window(len(points))
@@ -74,24 +59,6 @@ def smoothed(key: str, points: Points) -> Points:
         (step, fmean(values[max(0, end - window) : end]))
         for end, (step, _) in enumerate(points, start=1)
     ]
-
-
-def intervals(points: Points) -> list[tuple[int, float, float]]:
-    """Compute 95 % intervals of a moving average: step, low and high, once it can be done.
-
-    The noise of a step comes from the differences of successive steps (von Neumann's estimate),
-    because the spread of the values themselves would count a rising reward as noise.
-    """
-    values, window = [value for _, value in points], smoothing_window(len(points))
-    found = []
-    for end in range(MIN_NOISE_STEPS, len(values) + 1):
-        recent = values[max(0, end - max(window, NOISE_STEPS)) : end]
-        noise = fmean((b - a) ** 2 for a, b in pairwise(recent)) / 2
-        averaged = values[max(0, end - window) : end]
-        half = Z95 * math.sqrt(noise / len(averaged))
-        mean = fmean(averaged)
-        found.append((points[end - 1][0], mean - half, mean + half))
-    return found
 
 
 def is_zero(points: Points) -> bool:

@@ -1,13 +1,12 @@
 """Read a run directory into plain data. Missing and damaged files become notes, never errors."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from sologrpo.errors import InputError
 from sologrpo.files import (
@@ -21,32 +20,20 @@ from sologrpo.files import (
     RUN_CONFIG,
     WARNINGS,
 )
-from sologrpo.report.completions import Completions, Settings, read_completions
-from sologrpo.report.metrics import Metrics
+from sologrpo.logs import Metrics, Warned, read_metrics, read_warnings
+from sologrpo.report.completions import Completions, Settings, read_groups
 from sologrpo.report.values import Record, read_or_note
 from sologrpo.schema import (
     Schema,
     advising,
     looked_in,
     parse,
-    parse_json,
     read_json,
-    read_text,
     read_yaml,
     shown,
 )
 from sologrpo.scoring.formats import TRAINED, compare_formats
 from sologrpo.scoring.records import Evaluated, read_evaluated
-
-T = TypeVar("T")
-
-
-class Warned(Schema):
-    """A warning that the diagnosis printed during the run."""
-
-    step: int
-    topic: str
-    text: str
 
 
 class _PromptFormat(Schema):
@@ -81,7 +68,6 @@ def read_run(run_dir: Path, evaluated_in: Path | None = None) -> Run:
     """Read a run directory, in which any file may be missing or unfinished.
 
     Args:
-        run_dir: as `train.py` writes it.
         evaluated_in: folder with `eval/`, if it is another one.
 
     Raises:
@@ -108,9 +94,9 @@ def read_files(run_dir: Path, evaluated_in: Path | None = None) -> Run:
         config=config,
         settings=settings,
         environment=read(partial(read_json, schema=dict[str, Any]), run_dir / ENVIRONMENT, {}),
-        metrics=read(_read_metrics, run_dir / METRICS, {}),
-        warnings=read(_read_warnings, run_dir / WARNINGS, []),
-        completions=read_completions(run_dir / COMPLETIONS, settings, notes),
+        metrics=read(read_metrics, run_dir / METRICS, {}),
+        warnings=read(read_warnings, run_dir / WARNINGS, []),
+        completions=read_groups(run_dir / COMPLETIONS, settings, notes),
         evaluations=evaluated,
         prompt_formats={
             path.name: table
@@ -124,39 +110,6 @@ def read_files(run_dir: Path, evaluated_in: Path | None = None) -> Run:
 def _read_config(path: Path) -> tuple[Record, Settings]:
     config = read_yaml(path, dict[str, Any])
     return config, parse(Settings, config, path)
-
-
-class _Row(Schema):
-    """A row of `metrics.jsonl`: the step, and values by metric."""
-
-    model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, float | None] = Field(init=False)
-
-    step: int
-
-
-def _read_metrics(path: Path) -> Metrics:
-    """Read the points of each metric. A step that was trained again after a resume counts once."""
-    points: dict[str, dict[int, float]] = defaultdict(dict)
-    for row in _read_lines(path, _Row):
-        for name, value in row:
-            if value is not None:
-                points[name][row.step] = value
-    return {name: sorted(found.items()) for name, found in points.items()}
-
-
-def _read_warnings(path: Path) -> list[Warned]:
-    """Read the latest warning of each topic: a resumed run warns again."""
-    return [*{warned.topic: warned for warned in _read_lines(path, Warned)}.values()]
-
-
-def _read_lines(path: Path, schema: type[T]) -> list[T]:
-    """Read the complete lines of a log; the trainer may be writing the last one."""
-    rows = []
-    for number, line in enumerate(read_text(path).split("\n")[:-1], start=1):
-        where = f"{path}, line {number}"
-        rows.append(parse(schema, parse_json(line, where), where))
-    return rows
 
 
 def _order(label: str) -> tuple[bool, bool, str]:

@@ -14,48 +14,32 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from sologrpo.files import REPORT, REWARD_CURVE, write_atomically
-from sologrpo.report import values
+from sologrpo.files import RECIPE_SETTINGS, REPORT, REWARD_CURVE, write_atomically
 from sologrpo.report.charts import draw_accuracies, draw_chapters
-from sologrpo.report.evaluation import groups, kinds, list_problems, rates, verdict_sentence
+from sologrpo.report.evaluation import figures, groups, kinds, list_problems, verdict_sentence
 from sologrpo.report.metrics import REWARD, smoothing_window
 from sologrpo.report.reading import Run, read_run
 from sologrpo.report.summary import facts, time_split
-from sologrpo.report.values import Record, flatten
+from sologrpo.report.values import Record, flatten, line, number, shorten
 from sologrpo.scoring.comparison import pair_with_baselines
 from sologrpo.scoring.formats import TRAINED
 from sologrpo.scoring.records import Evaluated
+from sologrpo.scoring.table import points, share
 
 TEMPLATES = Path(__file__).parent / "templates"
-FILTERS = (values.percent, values.percent_range, values.points, values.number, values.shorten)
-# The settings in which recipes differ most, shown first.
-RECIPE = (
-    "model_name_or_path", "load_in_4bit", "lora_r", "lora_alpha", "dataset_name", "prompt_format",
-    "rewards", "reward_weights", "outcome_reward", "num_generations", "generation_batch_size",
-    "num_iterations", "max_completion_length", "temperature", "learning_rate", "beta", "loss_type",
-    "scale_rewards", "max_steps", "num_train_epochs", "seed",
-)  # fmt: skip
+FILTERS = (share, points, number, shorten, line)
 
 
 def write_report(run_dir: Path, folder: Path | None = None) -> Path:
-    """Write `reward_curve.png` and `report.html`.
+    """Write `reward_curve.png` and `report.html`, and return the path of the page.
 
     Any file of the run may be missing or unfinished; the page says so in that place.
 
     Args:
-        run_dir: as `train.py` writes it.
         folder: where the evaluations are and the page goes, if not the run directory.
-
-    Returns:
-        Path of the page.
 
     Raises:
         InputError: if there is no such directory.
-
-    Example:
-        >>> write_report(Path("runs/nowhere"))
-        Traceback (most recent call last):
-        sologrpo.errors.InputError: runs/nowhere is not a run directory: name one that train.py made
     """
     from sologrpo.report.reward_curve import draw_reward_curve  # loads matplotlib, at the end only
 
@@ -77,7 +61,8 @@ def run_page(run: Run) -> Record:
     evaluated = _without_other_prompts(run)
     pairs = pair_with_baselines(evaluated)
     first = pairs[0] if pairs else None
-    recipe = {key: run.config[key] for key in RECIPE if run.config.get(key) is not None}
+    names = ("model_name_or_path", "dataset_name", "rewards", "reward_weights", *RECIPE_SETTINGS)
+    recipe = {name: run.config[name] for name in names if run.config.get(name) is not None}
     return {
         "name": run.name,
         "live": None,
@@ -88,7 +73,7 @@ def run_page(run: Run) -> Record:
             {
                 "evaluated": group,
                 "accuracies": draw_accuracies(group),
-                "rates": rates(group),
+                "figures": figures(group),
                 "kinds": kinds(group),
             }
             for group in groups(evaluated)
@@ -121,13 +106,8 @@ def _without_other_prompts(run: Run) -> dict[str, Evaluated]:
     return {label: e for label, e in run.evaluations.items() if label not in elsewhere}
 
 
-def render(page: Record, library: bool = True) -> str:
-    """Fill the template.
-
-    Args:
-        page: values of the template; with `live`, the page follows the server it comes from.
-        library: include Plotly's library.
-    """
+def render(page: Record) -> str:
+    """Fill the template; with `live`, the page follows the server it comes from."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -136,24 +116,21 @@ def render(page: Record, library: bool = True) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update({function.__name__: function for function in FILTERS})
-    live = page["live"] is not None
     return environment.get_template("report.html.j2").render(
         **page,
         style=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
-        scripts=[Markup(script) for script in _scripts(live)],
-        library=_plotly()[0] if library else "",
-        policy=content_policy(live),
+        script=Markup(_script()),
+        library=_plotly()[0],
+        policy=content_policy(page["live"] is not None),
     )
 
 
 def content_policy(live: bool) -> str:
     """Return the content policy of a page: no scripts but ours, and nothing from elsewhere.
 
-    Args:
-        live: it may fetch from the server it comes from.
+    A live page may ask the server it comes from.
     """
-    hashes = [*map(_hash, _scripts(live)), _plotly()[1]]
-    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
+    allowed = f"'sha256-{_hash(_script())}' 'sha256-{_plotly()[1]}'"
     connect = "; connect-src 'self'" if live else ""
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}{connect}; "
@@ -162,9 +139,8 @@ def content_policy(live: bool) -> str:
 
 
 @cache
-def _scripts(live: bool) -> list[str]:
-    names = ["live.js", "report.js"] if live else ["report.js"]
-    return [(TEMPLATES / name).read_text(encoding="utf-8") for name in names]
+def _script() -> str:
+    return (TEMPLATES / "report.js").read_text(encoding="utf-8")
 
 
 @cache

@@ -5,28 +5,26 @@ from statistics import fmean
 
 from sologrpo.console import duration
 from sologrpo.files import BASELINE
-from sologrpo.report.metrics import REWARD, VALIDATION, Metrics, Points, smoothing_window
+from sologrpo.logs import Metrics, Points
+from sologrpo.report.metrics import REWARD, VALIDATION, smoothing_window
 from sologrpo.report.reading import Run
-from sologrpo.report.values import Rows, number, percent
+from sologrpo.report.values import Rows, number
 from sologrpo.scoring.comparison import Pair
+from sologrpo.scoring.table import share
 
 TIMES = "time/"  # seconds by component
 
 
 def facts(run: Run, pair: Pair | None) -> Rows:
-    """List the few numbers at the top of the page; missing ones are left out.
-
-    Args:
-        pair: the trained model and its baseline.
-    """
+    """List the few numbers at the top of the page; missing ones are left out."""
     steps = run.metrics.get("step", [(0, 0.0)])[-1][0]
-    seconds = sum(mean for _, mean in time_split(run.metrics))
+    seconds = seconds_per_step(run.metrics)
     rows = [
         ("test accuracy", _test_accuracy(run, pair)),
         ("reward, start → end", _start_to_end(run.metrics.get(REWARD, []))),
         ("validation, start → end", _percent_change(run.metrics.get(VALIDATION, []))),
         ("model", Path(run.settings.model_name_or_path).name),
-        ("steps", _steps_of_total(steps, run.metrics) if steps else ""),
+        ("steps", steps_of_total(run.metrics)),
         ("seconds per step", number(seconds, 1) if seconds else ""),
         ("time in steps", duration(seconds * steps) if seconds else ""),
     ]
@@ -36,10 +34,10 @@ def facts(run: Run, pair: Pair | None) -> Rows:
 def _test_accuracy(run: Run, pair: Pair | None) -> str:
     """Format the accuracy before and after on the same problems, or else that of one model."""
     if pair is not None and pair.numbers is not None:
-        return f"{percent(pair.numbers['baseline_accuracy'])} → {percent(pair.numbers['accuracy'])}"
+        return f"{share(pair.numbers['baseline_accuracy'])} → {share(pair.numbers['accuracy'])}"
     later = [label for label in run.evaluations if not label.startswith(BASELINE)]
     for label in later or run.evaluations:
-        return f"{percent(run.evaluations[label].results['accuracy'])} ({label})"
+        return f"{share(run.evaluations[label].results['accuracy'])} ({label})"
     return ""
 
 
@@ -53,13 +51,21 @@ def _start_to_end(points: Points) -> str:
 
 
 def _percent_change(points: Points) -> str:
-    return f"{percent(points[0][1])} → {percent(points[-1][1])}" if points else ""
+    return f"{share(points[0][1])} → {share(points[-1][1])}" if points else ""
 
 
-def _steps_of_total(steps: int, metrics: Metrics) -> str:
-    """Format the number of steps, with the planned number where the run is not at its end."""
-    step, progress = metrics.get("progress", [(steps, 1.0)])[-1]
-    return f"{steps:,} of {step / progress:,.0f}" if 0 < progress < 1 else f"{steps:,}"
+def steps_of_total(metrics: Metrics) -> str:
+    """Format the number of logged steps, with the planned number; empty without any."""
+    steps = metrics.get("step", [(0, 0.0)])[-1][0]
+    step, progress = metrics.get("progress", [(0, 0.0)])[-1]
+    if not steps:
+        return ""
+    return f"{steps:,} of {step / progress:,.0f}" if progress > 0 else f"{steps:,}"
+
+
+def seconds_per_step(metrics: Metrics) -> float:
+    """Add up the mean seconds of the components of a step."""
+    return sum(mean for _, mean in time_split(metrics))
 
 
 def time_split(metrics: Metrics) -> list[tuple[str, float]]:

@@ -1,5 +1,6 @@
 """Read what is there, choose what fits on a page, and format values for it."""
 
+import html
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,14 +17,7 @@ MAX_TEXT_CHARS = 20_000  # of one prompt or completion, so that a runaway one st
 
 
 def read_or_note(read: Callable[[Path], T], path: Path, missing: T, notes: list[str]) -> T:
-    """Read a file that may be missing or, which adds a note, damaged or unfinished.
-
-    Args:
-        read: raises `InputError` for a damaged file.
-        path: the file.
-        missing: what to return for a missing or damaged file.
-        notes: gets the error.
-    """
+    """Read a file that may be missing or, which adds a note, damaged or unfinished."""
     try:
         return read(path) if path.exists() else missing
     except InputError as error:
@@ -34,9 +28,8 @@ def read_or_note(read: Callable[[Path], T], path: Path, missing: T, notes: list[
 def spread(items: Sequence[T], count: int) -> list[T]:
     """Choose at most `count` evenly spaced items, the first and the last among them.
 
-    Example:
-        >>> spread([1, 2, 3, 4, 5], 3)
-        [1, 3, 5]
+    >>> spread([1, 2, 3, 4, 5], 3)
+    [1, 3, 5]
     """
     if len(items) <= count:
         return [*items]
@@ -47,13 +40,8 @@ def spread(items: Sequence[T], count: int) -> list[T]:
 def flatten(record: Record, prefix: str = "") -> Rows:
     """List a nested mapping as dotted names and printable values, with secrets hidden.
 
-    Args:
-        record: a config or an environment.
-        prefix: put before each name.
-
-    Example:
-        >>> flatten({"packages": {"trl": "1.16.0"}, "hub_token": "hf_x"})
-        [('packages.trl', '1.16.0'), ('hub_token', '***')]
+    >>> flatten({"packages": {"trl": "1.16.0"}, "hub_token": "hf_x"})
+    [('packages.trl', '1.16.0'), ('hub_token', '***')]
     """
     rows: Rows = []
     for key, value in redact(record).items():
@@ -65,7 +53,7 @@ def flatten(record: Record, prefix: str = "") -> Rows:
     return rows
 
 
-# --- formatting: filters of the templates ----------------------------------------------------
+# --- text of the page: the templates escape it ------------------------------------------------
 
 
 def shorten(text: str) -> str:
@@ -75,19 +63,15 @@ def shorten(text: str) -> str:
     return f"{text[:MAX_TEXT_CHARS]}\n[… {len(text) - MAX_TEXT_CHARS:,} more characters]"
 
 
-def percent(value: float) -> str:
-    """Format a fraction as a percentage with one decimal."""
-    return f"{100 * value:.1f} %"
+def line(value: Any, limit: int = 110) -> str:
+    """Put a text, or what else a reward logged, on one line, cut with an ellipsis."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def percent_range(pair: Sequence[float]) -> str:
-    """Format the two ends of an interval of fractions."""
-    return f"{100 * pair[0]:.1f} to {100 * pair[1]:.1f}"
-
-
-def points(value: float) -> str:
-    """Format a difference of two fractions in percentage points."""
-    return f"{100 * value:+.1f}"
+def label(text: str) -> str:
+    """Escape a text for Plotly, which reads tags such as `<b>` and `<a>` in labels."""
+    return html.escape(text)
 
 
 def number(value: float | None, digits: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""Print the results of an evaluation: sample completions, and tables."""
+"""Name the figures of an evaluation, and print them: sample completions, and tables."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -63,38 +63,55 @@ def _print_table(console: Console, results: Mapping[str, Results]) -> None:
     for row in score_rows(columns):
         table.add_row(*row)
     for kind in columns[0]["by_kind"]:
-        table.add_row(f"  {kind}", *(_share(r["by_kind"][kind]["accuracy"]) for r in columns))
-    for key, title in LENGTHS:
-        table.add_row(title, *(_length(result["completion_tokens"][key]) for result in columns))
-    for key, title in SPEED:
-        table.add_row(title, *(f"{result[key]:.1f}" for result in columns))
-    if all("sampled" in result for result in columns):
-        _add_sampled(table, [result["sampled"] for result in columns])
+        table.add_row(f"  {kind}", *(share(r["by_kind"][kind]["accuracy"]) for r in columns))
+    for row in cost_rows(columns):
+        table.add_row(*row)
+    table.add_section()
+    for row in sampled_rows(columns):
+        table.add_row(*row)
     console.print(table)
 
 
 def score_rows(columns: Sequence[Results]) -> list[list[str]]:
     """Return one row per score: its title, and then its value for each model."""
-    return [[title, *(_share(result[key]) for result in columns)] for key, title in ROWS]
+    return [[title, *(share(result[key]) for result in columns)] for key, title in ROWS]
 
 
-def _add_sampled(table: Table, columns: Sequence[Results]) -> None:
-    table.add_section()
-    table.add_row(f"{columns[0]['num_samples']} samples per problem")
-    for name in columns[0]["scores"]:
-        table.add_row(name, *(_share(result["scores"][name]) for result in columns))
-        table.add_row(f"  {INTERVAL}", *(_share(result["scores_ci95"][name]) for result in columns))
-    table.add_row("cut off", *(_share(result["truncated_rate"]) for result in columns))
+def cost_rows(columns: Sequence[Results]) -> list[list[str]]:
+    """Return the rows of lengths and times, as `score_rows`."""
+    lengths = [
+        [title, *(_length(result["completion_tokens"].get(key)) for result in columns)]
+        for key, title in LENGTHS
+    ]
+    return lengths + [[title, *(f"{r[key]:,.1f}" for r in columns)] for key, title in SPEED]
 
 
-def _share(value: float | Sequence[float]) -> str:
+def sampled_rows(columns: Sequence[Results]) -> list[list[str]]:
+    """Return the rows of sampled completions, as `score_rows`; a model without any has no cells."""
+    found = [result.get("sampled") or {"scores": {}, "scores_ci95": {}} for result in columns]
+    names = dict.fromkeys(name for sampled in found for name in sampled["scores"])
+    rows = []
+    for name in names:
+        rows.append([f"{name}, sampled", *(_cell(each["scores"], name) for each in found)])
+        rows.append([f"  {INTERVAL}", *(_cell(each["scores_ci95"], name) for each in found)])
+    if rows:
+        rows.append(["cut off, sampled", *(_cell(each, "truncated_rate") for each in found)])
+        rows.append(["samples per problem", *(str(each.get("num_samples", "")) for each in found)])
+    return rows
+
+
+def _cell(shares: Mapping[str, Any], name: str) -> str:
+    return share(shares[name]) if name in shares else ""
+
+
+def share(value: float | Sequence[float]) -> str:
     """Write a share, or an interval of shares, in percent."""
     if isinstance(value, Sequence):
         return f"{value[0]:.1%} to {value[1]:.1%}"
     return f"{value:.1%}"
 
 
-def _points(delta: float) -> str:
+def points(delta: float) -> str:
     """Write a difference of shares in percentage points."""
     return f"{100 * delta:+.1f}"
 
@@ -112,7 +129,7 @@ def paired_line(pair: Pair) -> str:
     low, high = result["delta_ci95"]
     return (
         f"{pair.label} against {pair.baseline}, same problems: "
-        f"{_points(result['delta'])} points ({INTERVAL} {_points(low)} to {_points(high)}), "
+        f"{points(result['delta'])} points ({INTERVAL} {points(low)} to {points(high)}), "
         f"{result['newly_right']} newly right, {result['newly_wrong']} newly wrong, "
         f"{result['both_right']} both right, {result['both_wrong']} both wrong, "
         f"exact McNemar p = {result['mcnemar_p']:.2g}"
@@ -147,11 +164,11 @@ def print_ending(
 def _accuracy(evaluated: Mapping[str, Evaluated]) -> str:
     for pair in pair_with_baselines(evaluated):
         if pair.numbers is not None:
-            change, delta = _change(pair.numbers, "accuracy", " "), _points(pair.numbers["delta"])
-            low, high = map(_points, pair.numbers["delta_ci95"])
+            change, delta = _change(pair.numbers, "accuracy", " "), points(pair.numbers["delta"])
+            low, high = map(points, pair.numbers["delta_ci95"])
             return f"{change}: {delta} points ({INTERVAL} {low} to {high})"
     result = [*evaluated.values()][-1].results
-    return f"{_share(result['accuracy'])} ({INTERVAL} {_share(result['accuracy_ci95'])})"
+    return f"{share(result['accuracy'])} ({INTERVAL} {share(result['accuracy_ci95'])})"
 
 
 def print_formats(console: Console, comparison: Results) -> None:
@@ -165,7 +182,7 @@ def print_formats(console: Console, comparison: Results) -> None:
         low, high = row["delta_ci95"]
         table.add_row(
             f"{name}\n  {row['role']}", _change(row, "accuracy"),
-            f"{_points(row['delta'])}\n{_points(low)} to {_points(high)}",
+            f"{points(row['delta'])}\n{points(low)} to {points(high)}",
             f"{row['mcnemar_p']:.2g}",
             _change(row, "accuracy_lenient"), _change(row, "truncated_rate"),
         )  # fmt: skip
@@ -174,4 +191,4 @@ def print_formats(console: Console, comparison: Results) -> None:
 
 
 def _change(row: Results, rate: str, gap: str = "\n") -> str:
-    return f"{_share(row[f'baseline_{rate}'])} ->{gap}{_share(row[rate])}"
+    return f"{share(row[f'baseline_{rate}'])} ->{gap}{share(row[rate])}"

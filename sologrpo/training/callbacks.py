@@ -1,7 +1,6 @@
 """Callbacks that show and log a run: the console, and `metrics.jsonl`."""
 
 import atexit
-import json
 import math
 import sys
 import time
@@ -9,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -29,7 +27,8 @@ from transformers import (
 
 from rewards.completions import text_of
 from sologrpo.console import Terminal, print_line, time_left
-from sologrpo.files import COMPLETIONS, COMPLETIONS_FILE, METRICS
+from sologrpo.files import COMPLETIONS, COMPLETIONS_FILE
+from sologrpo.logs import append_metrics, read_completions
 from sologrpo.training.progress import PARTS
 
 SAMPLES_EVERY = 10  # steps
@@ -37,10 +36,7 @@ PROMPT_CHARS, COMPLETION_CHARS = 120, 300  # of a shown sample: it stays readabl
 
 
 class MetricsFile(TrainerCallback):  # type: ignore[misc]
-    """Append every log of the trainer to `metrics.jsonl`, one JSON object a line.
-
-    A value that is not a finite number is written as null: JSON has no NaN.
-    """
+    """Append every log of the trainer to `metrics.jsonl`."""
 
     def on_log(
         self,
@@ -51,15 +47,8 @@ class MetricsFile(TrainerCallback):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         """Write one line."""
-        if not state.is_world_process_zero or logs is None:
-            return
-        row = {"step": state.global_step, **{key: _finite(value) for key, value in logs.items()}}
-        with (Path(args.output_dir) / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        if state.is_world_process_zero and logs is not None:
+            append_metrics(Path(args.output_dir), state.global_step, logs)
 
 
 class ValidateAtEnd(TrainerCallback):  # type: ignore[misc]
@@ -258,7 +247,7 @@ def _read_samples(args: TrainingArguments, step: int) -> list[Sample]:
     path = Path(args.output_dir) / COMPLETIONS / COMPLETIONS_FILE.format(step)
     if not path.is_file():
         return []
-    rows: list[Sample] = pq.read_table(path).to_pylist()
+    rows = read_completions(path)
     rows.sort(key=lambda row: -row["advantage"])
     wanted = args.num_completions_to_print
     count = len(rows) if wanted is None else min(wanted, len(rows))

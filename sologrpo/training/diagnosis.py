@@ -4,7 +4,6 @@ Nothing here stops a run or changes it. Each warning is printed once, and writte
 `warnings.jsonl` for the report.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,7 +21,7 @@ from transformers import (
 
 from rewards import OUTCOME_REWARDS
 from sologrpo.console import print_warning
-from sologrpo.files import WARNINGS
+from sologrpo.logs import Warned, append_warning
 from sologrpo.training.advantages import OF_A_KIND
 
 LASTING = 5  # steps in a row that are not chance
@@ -127,8 +126,7 @@ class Diagnosis(TrainerCallback):  # type: ignore[misc]
             return
         self._printed.add(topic)
         print_warning(self._console, f"step {step}: {text}")
-        with (Path(args.output_dir) / WARNINGS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, "topic": topic, "text": text}) + "\n")
+        append_warning(Path(args.output_dir), Warned(step=step, topic=topic, text=text))
 
 
 def _checksums(model: torch.nn.Module) -> dict[str, tuple[float, float]]:

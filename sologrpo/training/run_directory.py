@@ -5,7 +5,6 @@ run is made from.
 """
 
 import json
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,8 +34,9 @@ from sologrpo.files import (
     write_atomically,
 )
 from sologrpo.locking import lock_folder
+from sologrpo.logs import remove_later
 from sologrpo.model.loading import dtype_name, pick_dtype
-from sologrpo.schema import Schema, parse, parse_json, read_json, read_yaml
+from sologrpo.schema import read_json, read_yaml
 from sologrpo.training.checkpoint import (
     checkpoints_of,
     last_complete_checkpoint,
@@ -67,13 +67,6 @@ FREE = (
     "per_device_eval_batch_size", "dataset_test_split", "trust_remote_code", "dataloader_",
     "local_rank",
 )  # fmt: skip
-
-
-_COMPLETIONS_OF = re.compile(r"completions_(\d+)\.parquet")
-
-
-class _Row(Schema):
-    step: int
 
 
 @dataclass(frozen=True)
@@ -172,7 +165,7 @@ def open_run_directory(
         step = -1 if checkpoint is None else step_of(checkpoint)
         later = [path for path in checkpoints_of(directory) if step_of(path) > step]
         set_aside(later, obstacle)
-        _remove_later_logs(directory, step)
+        remove_later(directory, step)
         _print(f"resuming from {checkpoint}" if checkpoint else
                f"{directory} has no checkpoint yet: starting from the beginning")  # fmt: skip
     return OpenedRun(directory, checkpoint, lock, settings, now)
@@ -275,30 +268,6 @@ def _check_fingerprints(
     ]  # fmt: skip
     kept = {"gflops": before.gflops, "changes": [*before.changes, *changes]}
     return now.model_copy(update=kept)
-
-
-def _remove_later_logs(directory: Path, step: int) -> None:
-    """Delete the metrics, warnings and completions of later steps, and lines that are damaged."""
-    for table in (directory / COMPLETIONS).glob("*.parquet"):
-        number = _COMPLETIONS_OF.fullmatch(table.name)
-        if number and int(number[1]) > step and table.is_file():
-            table.unlink()
-    for log in (directory / METRICS, directory / WARNINGS):
-        if log.is_file():
-            lines = log.read_bytes().decode("utf-8", "replace").split("\n")
-            kept = [line for line in lines if _is_kept(line, step)]
-            if kept:
-                write_atomically(log, "".join(f"{line}\n" for line in kept))
-            else:
-                log.unlink()
-
-
-def _is_kept(line: str, step: int) -> bool:
-    """Check that a line of a log is one, up to this step. A kill may cut the last short."""
-    try:
-        return parse(_Row, parse_json(line, "log"), "log").step <= step
-    except InputError:
-        return False
 
 
 def _print(line: str) -> None:

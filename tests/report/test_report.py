@@ -30,7 +30,7 @@ from made_up_run import (
 )
 from sologrpo.report import write_report
 from sologrpo.report.command import main
-from sologrpo.report.metrics import intervals, smoothed
+from sologrpo.report.metrics import smoothed
 from sologrpo.report.reading import read_run
 from sologrpo.report.reward_curve import draw_reward_curve
 from sologrpo.report.values import flatten, shorten, spread
@@ -69,6 +69,15 @@ class Page(HTMLParser):
 
     def with_attribute(self, name: str) -> list[dict[str, str | None]]:
         return [attrs for _, attrs in self.tags if name in attrs]
+
+
+def assert_inert(page: Page) -> None:
+    """Check that the hostile text of a run is in the page, and is text."""
+    assert page.text.count(ATTACK) > 5
+    scripts = [attrs.get("type") for tag, attrs in page.tags if tag == "script"]
+    assert scripts == ["application/gzip", None]
+    assert not [attrs for tag, attrs in page.tags if tag == "img"]
+    assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
 
 
 def page_at(path: Path) -> Page:
@@ -118,7 +127,7 @@ def test_full_report(finished: Path) -> None:
     page = page_at(finished / "report.html")
     for expected in (
         "quickstart", "HuggingFaceTB/SmolLM2-135M", "newly right", "newly wrong", "share",
-        "33.3 %",  # baseline: 20 of 60
+        "33.3%",  # baseline: 20 of 60
         "sampling", "packages.trl", "step 40", "latest step first", "answer_correctness", "read_as",
     ):  # fmt: skip
         assert expected in page.text, expected
@@ -242,7 +251,7 @@ def test_reward_curve_png(tmp_path: Path) -> None:
     path = tmp_path / "curve.png"
     write_lines(tmp_path / "metrics.jsonl", metric_rows())
     path.write_bytes(draw_reward_curve(read_run(tmp_path).metrics, "$weird_ title"))
-    assert png_size(path) == (1800, 1400)
+    assert png_size(path) == (1800, 1000)
     assert 20_000 < path.stat().st_size < 600_000
 
 
@@ -259,28 +268,8 @@ def test_lines_are_means_of_the_steps_before(tmp_path: Path) -> None:
     assert smoothed("reward", []) == []
 
 
-def test_intervals_hold_the_noise_and_not_the_trend() -> None:
-    rng = random.Random(1)
-    noisy = [(step, 0.1 * step + rng.gauss(0, 0.5)) for step in range(1, 101)]
-    bounds = {step: (low, high) for step, low, high in intervals(noisy)}
-    assert min(bounds) == 4  # three differences
-    within = [low < 0.1 * (step - 4.5) < high for step, (low, high) in bounds.items() if step > 10]
-    assert 0.85 < sum(within) / len(within) < 1.0  # of means of 10 steps
-    low, high = bounds[100]
-    assert high - low == pytest.approx(2 * 1.96 * 0.5 / 10**0.5, rel=0.5)
-    assert intervals([(step, 0.1 * step) for step in range(3)]) == []
-
-
-def test_curves_have_intervals(finished: Path) -> None:
+def test_validations_have_intervals(finished: Path) -> None:
     figures = figures_of(finished / "report.html")
-    band, _, curve, *_ = figures["Reward"]["data"]
-    assert band["fill"] == "toself"
-    assert len(band["x"]) == 2 * (40 - 3)
-    drawn = dict(zip(curve["x"], curve["y"], strict=True))
-    ends = dict.fromkeys(drawn, ())
-    for step, end in zip(band["x"], band["y"], strict=True):
-        ends[step] += (end,)
-    assert all(min(ends[step]) < drawn[step] < max(ends[step]) for step in range(4, 41))
     bars = figures["Validation, greedy"]["data"][0]["error_y"]
     assert bars["array"][0] == pytest.approx(0.068, abs=1e-3)  # Wilson, 36 % of 200
     assert bars["arrayminus"][0] == pytest.approx(0.063, abs=1e-3)
@@ -306,15 +295,10 @@ Y, N = True, False
     [
         ([Y, N, Y], [Y, Y, N], {}, "No clear difference"),
         (None, [Y, Y], {}, "No paired comparison yet"),
-        (None, [Y, N], RATES, "integer answer 81.0 %"),
-        (None, [Y, N], RATES, "no answer found 7.0 %"),
-        (None, [Y, N], RATES, "pass@1, sampled 37.5 % pass@4, sampled 50.0 %"),
-        (
-            None,
-            [Y, N],
-            RATES,
-            "tokens, mean / median / 95th percentile 100 / 87 / 211",
-        ),
+        (None, [Y, N], RATES, "integer answer 81.0%"),
+        (None, [Y, N], RATES, "no answer 7.0%"),
+        (None, [Y, N], RATES, "pass@1, sampled 37.5%"),
+        (None, [Y, N], RATES, "tokens: mean / p50 / p95 100 / 87 / 211"),
         (None, [Y, N, N], {}, "Test problems, trained: wrong 2, right 1."),
         (None, [Y, N], RATES, "tokens per second 1,234.5"),
         (None, [Y, N], {"n": "two"}, "trained/results.json: n: 'two'; expected a valid integer"),
@@ -370,8 +354,8 @@ def test_the_gain_under_other_prompts_is_computed_from_the_records(tmp_path: Pat
     assert text.count("Under other prompts 40 problems") == 2
     assert text.index("split test, prompt_formats.json") < text.index("split test_unseen,")
     assert text.count("The gain travels: it shows under xml, boxed.") == 2
-    assert "xml trained 22.5 % → 100.0 % +77.5" in text
-    assert "boxed unseen 22.5 % → 92.5 % +70.0" in text
+    assert "xml trained 22.5% → 100.0% +77.5" in text
+    assert "boxed unseen 22.5% → 92.5% +70.0" in text
     assert "trained-boxed" not in text[: text.index("Under other prompts")]
     notes = Page(page.read_text("utf-8")).text
     for note in (
@@ -416,7 +400,7 @@ def test_a_gain_that_only_a_longer_limit_made_is_not_shown(run_dir: Path) -> Non
     assert "trained is not compared with baseline: max_completion_length 16 here, 2 there" in text
     assert "Accuracy rose" not in text
     assert "against baseline" not in text
-    assert "test accuracy100.0 % (trained)" in text.replace("test accuracy ", "test accuracy")
+    assert "test accuracy100.0% (trained)" in text.replace("test accuracy ", "test accuracy")
 
 
 @pytest.mark.parametrize("label", ["baseline", "trained"])
@@ -610,12 +594,7 @@ def test_half_a_surrogate_pair_is_replaced(tmp_path: Path) -> None:
 def test_model_output_never_becomes_markup(tmp_path: Path) -> None:
     attack_everywhere(tmp_path)
     path = write_report(tmp_path)
-    page = page_at(path)
-    assert ATTACK in page.text
-    scripts = [attrs.get("type") for tag, attrs in page.tags if tag == "script"]
-    assert scripts == ["application/gzip", None]
-    assert not [attrs for tag, attrs in page.tags if tag == "img"]
-    assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
+    assert_inert(page_at(path))
     for figure in figures_of(path).values():  # Plotly reads tags and links in labels
         labels = [*legend_of(figure), *figure["layout"]["yaxis"].get("ticktext", [])]
         assert not [label for label in labels if "<" in label]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from made_up_run import ATTACK, attack_everywhere, grow, metric_rows, write_lines, write_run
+from made_up_run import ATTACK, attack_everywhere, grow, metric_rows, write_run
 from serving import serving
 from sologrpo.report import write_report
 
@@ -240,105 +240,41 @@ def test_everything_is_there_without_scripts(chromium: Any, run_dir: Path) -> No
 # --- the page of a run that trains -----------------------------------------------------------
 
 
-def wait_for_step(tab: Tab, step: int) -> None:
-    tab.page.wait_for_function(
-        "(step) => Math.max(0, ...(document.querySelector('[aria-label=Reward] .plot')?.data ?? [])"
-        ".flatMap((trace) => trace.x)) === step",
-        arg=step,
-    )
-
-
-def test_the_page_follows_a_run_from_before_its_start_to_its_end(
-    chromium: Any, tmp_path: Path
-) -> None:
+def test_the_page_follows_a_run_until_it_stops(chromium: Any, tmp_path: Path) -> None:
     run = tmp_path / "growing"
     with serving(run) as address:
         tab = Tab(chromium, address)
         state = tab.page.locator(".live")
         assert state.inner_text().startswith(f"Waiting nothing is training in {run} yet")
-        grow(run, range(0))
-        lock = FileLock(run / ".lock")
-        with lock:
-            state.get_by_text("no step is logged yet").wait_for()
-            grow(run, range(1, 3))
-            state.get_by_text("Training: step 2 of 40").wait_for()
-            assert "min left, until " in state.inner_text()
-            wait_for_step(tab, 2)
-            assert tab.entries("completion-list").count() == 32  # two groups of eight, two steps
-            assert "3 is the gold answer" in tab.page.locator("#completion-list").inner_text()
-            assert "step 2 of 40" in tab.page.title()
-            warned = {"step": 3, "topic": "signal", "text": "no group had a signal"}
-            write_lines(run / "warnings.jsonl", [warned])
-            grow(run, range(3, 4))
-            tab.page.get_by_text("no group had a signal").wait_for()
-        state.get_by_text("Stopped at step 3 of 40").wait_for()
-        with lock:
-            grow(run, range(4, 41))
-            state.get_by_text("Training: step 40 of 40").wait_for()
-            (run / "adapter").mkdir()
-        state.get_by_text("Finished: step 40 of 40").wait_for()
-        wait_for_step(tab, 40)
+        with FileLock(run / ".lock"):
+            attack_everywhere(run)
+            grow(run, range(1, 13))
+            state.get_by_text("Training: step 12 of 40").wait_for()
+            assert tab.page.locator("img, .plot a").count() == 0
+            assert tab.page.locator(".warnings").inner_text().endswith(ATTACK)
+        state.get_by_text("Stopped at step 12 of 40").wait_for()
         assert tab.messages == []
-        assert set(tab.requests) == {f"{address}/", f"{address}/parts"}
+        assert set(tab.requests) == {f"{address}/"}
     tab.page.get_by_text("The server of this page has stopped").wait_for()
     assert not state.is_visible()
     tab.page.context.close()
 
 
-def test_what_is_read_stays_when_the_page_changes(chromium: Any, tmp_path: Path) -> None:
+def test_what_is_read_stays_until_it_is_closed(chromium: Any, tmp_path: Path) -> None:
     run = tmp_path / "growing"
-    grow(run, range(1, 13))
+    grow(run, range(1, 3))
     with serving(run) as address:
         tab = Tab(chromium, address)
         filters = tab.filters("completion-list")
         filters.get_by_label("verdict").select_option("wrong")
-        filters.get_by_label("search").press_sequentially("What is 1")  # steps 10 to 12, and 1
-        article = tab.page.locator("#completion-list article", has_text="What is 10 + 0?")
-        entry = article.locator("details:visible").first
+        entry = tab.entries("completion-list").first
         entry.locator("summary").click()
-        entry.scroll_into_view_if_needed()
-        filters.get_by_label("search").evaluate("(box) => box.focus({ preventScroll: true })")
-        tab.page.evaluate("window.same = document.querySelector('#completion-list details[open]')")
-        top = "window.same.getBoundingClientRect().top"
-        before, shown = tab.page.evaluate(top), tab.entries("completion-list").count()
-        plot = tab.page.get_by_label("Reward", exact=True).locator(".plot").element_handle()
-
-        write_lines(run / "warnings.jsonl", [{"step": 13, "topic": "x", "text": "a line " * 99}])
-        grow(run, range(13, 15))
-        wait_for_step(tab, 14)
-        assert tab.page.evaluate("window.same.isConnected && window.same.open")
-        assert abs(tab.page.evaluate(top) - before) < 2
-        assert plot.evaluate("(plot) => plot.isConnected")  # changed, not replaced
-        assert filters.get_by_label("verdict").input_value() == "wrong"
-        assert filters.get_by_label("search").input_value() == "What is 1"
-        assert tab.page.evaluate("document.activeElement.name") == "search"
-        assert tab.entries("completion-list").count() > shown  # of the new steps
-        assert set(attributes(tab.entries("completion-list"), "verdict")) == {"wrong"}
-        filters.get_by_label("step").select_option("14")
-        assert set(attributes(tab.entries("completion-list"), "step")) == {"14"}
-
-        # The page has room for 40 steps: what is open stays although its step is left out.
+        grow(run, range(3, 4))
+        tab.page.get_by_text("The run has logged more.").wait_for()
+        entry.locator("summary").click()
         filters.get_by_role("button", name="reset").click()
-        grow(run, range(15, 41))
-        (run / "completions" / "completions_00010.parquet").unlink()
-        wait_for_step(tab, 40)
-        assert tab.page.evaluate("window.same.isConnected && window.same.open")
+        tab.page.evaluate("scrollTo(0, 1500)")
+        tab.page.locator(".live").get_by_text("step 3 of 40").wait_for()
+        tab.page.wait_for_function("scrollY === 1500")
         assert tab.messages == []
-    tab.page.context.close()
-
-
-def test_hostile_output_stays_text_on_the_live_page(chromium: Any, tmp_path: Path) -> None:
-    run = tmp_path / "growing"
-    run.mkdir()
-    with serving(run) as address:
-        tab = Tab(chromium, address)
-        attack_everywhere(run)
-        tab.page.locator("#completion-list pre").first.wait_for(state="attached")
-        tab.filters("completion-list").get_by_label("open all").check()
-        assert tab.page.locator("#completion-list pre").first.inner_text() == ATTACK
-        assert tab.page.locator(".warnings").inner_text().endswith(ATTACK)
-        assert "owned" not in tab.page.title()
-        assert tab.page.locator("img, .plot a").count() == 0
-        assert tab.messages == []
-        assert set(tab.requests) == {f"{address}/", f"{address}/parts"}
     tab.page.context.close()

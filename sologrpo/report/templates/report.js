@@ -38,20 +38,14 @@ function stepsOf(data) {
   return [...new Set(data.flatMap((trace) => trace.x))].sort((a, b) => a - b);
 }
 
-// Draws the figure, or changes it to new data.
-async function drawChart(figure) {
+async function addChart(figure) {
   const { data, layout } = JSON.parse(figure.dataset.figure);
   const plot = figure.querySelector(".plot");
   if (layout.hovermode === "x unified") {
     layout.hoverdistance = hoverDistance(stepsOf(data), plot.clientWidth);
   }
   const options = { responsive: true, displayModeBar: false };
-  await Plotly.react(plot, data, { ...layout, template: theme() }, options);
-}
-
-async function addChart(figure) {
-  await drawChart(figure);
-  const plot = figure.querySelector(".plot");
+  await Plotly.newPlot(plot, data, { ...layout, template: theme() }, options);
   let at = Infinity;
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
     Plotly.relayout(plot, { template: theme() }));
@@ -115,14 +109,14 @@ function addFilters(form) {
     apply();
   }
 
-  form.addEventListener("input", restart);
-  form.addEventListener("grown", (event) => {
-    room += event.detail; // blocks above those that are read
-    apply();
+  form.addEventListener("input", () => {
+    form.dataset.used = "";
+    restart();
   });
   form.querySelector("[type=reset]").addEventListener("click", (event) => {
     event.preventDefault(); // clear the controls first, then list the entries again
     form.reset();
+    delete form.dataset.used;
     restart();
   });
   form.addEventListener("submit", (event) => event.preventDefault());
@@ -130,6 +124,7 @@ function addFilters(form) {
     if (!form.open.checked) list.querySelectorAll("[data-verdict]").forEach((e) => (e.open = false));
   });
   more.addEventListener("click", () => {
+    form.dataset.used = "";
     room += page;
     apply();
   });
@@ -137,6 +132,26 @@ function addFilters(form) {
   apply();
 }
 
+// --- the page of a run that is followed: it loads again what the run has logged
+
+const POLL = 5000; // milliseconds
+
+async function follow({ dataset }) {
+  if (!document.hidden) {
+    try {
+      const answer = await fetch("/", { method: "HEAD", cache: "no-store" });
+      delete dataset.lost;
+      if (answer.headers.get("ETag") !== `"${dataset.version}"`) dataset.stale = "";
+    } catch {
+      dataset.lost = "";
+    }
+    // What somebody reads stays as it is.
+    const isRead = document.querySelector("details[open], form[data-used]");
+    if ("stale" in dataset && !("lost" in dataset) && !isRead) location.reload();
+  }
+  setTimeout(follow, POLL, document.body);
+}
+
 document.querySelectorAll("form[data-list]").forEach(addFilters);
-const plotly = loadPlotly();
-plotly.then(() => document.querySelectorAll("figure").forEach(addChart));
+loadPlotly().then(() => document.querySelectorAll("figure").forEach(addChart));
+if (document.body.dataset.version) follow(document.body);
