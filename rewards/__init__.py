@@ -4,7 +4,7 @@ A reward is a plain function that follows TRL's contract. It takes the batch's `
 by keyword, the data set columns (``answer``: the raw GSM8K answers). It returns one score per
 completion, or None where it cannot judge.
 
-    rewards = load_rewards(["strict_format", {"completion_length": {"max_tokens": 200}}])
+    rewards = load_rewards(["strict_format", {"my_module:my_reward": {"scale": 2.0}}])
 
 ``sologrpo rewards`` lists the rewards and scores a completion from the command line.
 """
@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rewards.checking import PASSED_BY_TRL, Reward, check_signature, checked
-from rewards.correctness import answer_correctness, boxed_correctness, gsm8k_weighted
+from rewards.correctness import answer_correctness, gsm8k_weighted
 from rewards.errors import RewardError, RewardSpecError, one_line
-from rewards.format import asked_format, integer_answer, strict_format, trailing_text
+from rewards.format import integer_answer, strict_format, trailing_text
 from rewards.grading import (
     PROMPT_FORMATS,
     Verdict,
@@ -33,7 +33,6 @@ from rewards.grading import (
     parse_gold,
 )
 from rewards.hacking import hacking_signs
-from rewards.length import completion_length, reasoning_length
 from rewards.redact import redact
 from rewards.remote import Worker, load_remote
 
@@ -48,7 +47,6 @@ __all__ = [
     "RewardSpecError",
     "Verdict",
     "answer_correctness",
-    "boxed_correctness",
     "hacking_signs",
     "is_correct",
     "judge",
@@ -67,24 +65,20 @@ REWARDS: dict[str, Function] = {
     reward.__name__: reward
     for reward in (
         strict_format,
-        asked_format,
         trailing_text,
         integer_answer,
         answer_correctness,
-        boxed_correctness,
         gsm8k_weighted,
-        completion_length,
-        reasoning_length,
     )
 }
 
 RUN_FILES = ("environment.json", "checkpoint-*")  # what shows a run directory
 
 # Rewards that judge the answer. A correct one scores 1.
-OUTCOME_REWARDS = ("answer_correctness", "boxed_correctness", "gsm8k_weighted")
-# Rewards for runs that ask in several prompt formats, and those that know only one.
-OF_ANY_FORMAT = ("asked_format", "answer_correctness")
-OF_ONE_FORMAT = frozenset({"strict_format", "trailing_text", "integer_answer", "boxed_correctness"})
+OUTCOME_REWARDS = ("answer_correctness", "gsm8k_weighted")
+# Rewards for runs that ask in several prompt formats, and those that only know answer elements.
+OF_ANY_FORMAT = ("strict_format", "answer_correctness")
+OF_ONE_FORMAT = frozenset({"trailing_text", "integer_answer"})
 
 
 def load_rewards(
@@ -108,9 +102,8 @@ def load_rewards(
     Raises:
         RewardSpecError: a reward cannot be loaded or called, or is listed twice.
 
-    >>> length = {"completion_length": {"max_tokens": 200, "penalty": 1.0}}
-    >>> [reward.__name__ for reward in load_rewards(["strict_format", length])]
-    ['strict_format', 'completion_length']
+    >>> [reward.__name__ for reward in load_rewards(["strict_format", "answer_correctness"])]
+    ['strict_format', 'answer_correctness']
     """
     names = [name_of_spec(spec) for spec in specs]
     for name in names:
@@ -155,8 +148,8 @@ def load_reward(spec: Spec) -> Function:
         RewardSpecError: the name is unknown, the module cannot be imported, or the reward does not
             take one of the parameters.
 
-    >>> load_reward({"completion_length": {"max_tokens": 1}})([""], completion_ids=[[7, 7]])
-    [-0.5]
+    >>> load_reward({"answer_correctness": None})(["<answer>18</answer>"], answer=["#### 18"])
+    [1.0]
     """
     name, parameters = _split(spec)
     reward = _import(name) if ":" in name else _built_in(name)

@@ -1,7 +1,7 @@
 """Rewards for a correct answer. All of them call `rewards.grading`, the only judge."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rewards.completions import Completion, Scores, formats_of, texts_of
@@ -44,30 +44,11 @@ def answer_correctness(
     """
     formats = formats_of(prompt_format, len(completions))
     rows = zip(texts_of(completions), answer, formats, strict=True)
-    return _score(rows, "answer_correctness", log_extra)
-
-
-def boxed_correctness(
-    completions: list[Completion],
-    answer: Sequence[str],
-    log_extra: LogExtra | None = None,
-    **kwargs: Any,
-) -> Scores:
-    r"""Score 1 if the last ``\boxed{...}`` equals the gold answer, else 0.
-
-    Source: `rewards.grading.judge`, with the rules of the ``boxed`` format.
-
-    Args:
-        completions: B completions.
-        answer: B raw GSM8K answers. Without a valid gold answer, the score is None.
-        log_extra: logs the reason of each verdict.
-
-    >>> boxed_correctness([r"9 * 2 = \boxed{18}", "18"], ["#### 18", "#### 18"])
-    [1.0, 0.0]
-    """
-    formats = formats_of("boxed", len(completions))
-    rows = zip(texts_of(completions), answer, formats, strict=True)
-    return _score(rows, "boxed_correctness", log_extra)
+    verdicts = [_verdict(*row) for row in rows]
+    if log_extra:
+        reasons = [NO_GOLD if verdict is None else verdict.reason for verdict in verdicts]
+        log_extra("answer_correctness/reason", reasons)
+    return [None if verdict is None else float(verdict.correct) for verdict in verdicts]
 
 
 def gsm8k_weighted(
@@ -109,15 +90,6 @@ def gsm8k_weighted(
         None if part is None else FORMAT_WEIGHT * part[0] + ANSWER_WEIGHT * part[1]
         for part in parts
     ]
-
-
-def _score(rows: Iterable[tuple[str, str, str]], reward: str, log_extra: LogExtra | None) -> Scores:
-    """Score completions, each with its gold answer and format, and log the reasons."""
-    verdicts = [_verdict(*row) for row in rows]
-    if log_extra:
-        reasons = [NO_GOLD if verdict is None else verdict.reason for verdict in verdicts]
-        log_extra(f"{reward}/reason", reasons)
-    return [None if verdict is None else float(verdict.correct) for verdict in verdicts]
 
 
 def _verdict(text: str, gold: str, prompt_format: str) -> Verdict | None:

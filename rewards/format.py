@@ -1,7 +1,6 @@
 """Rewards for the format of a completion: its tags, trailing text, and a bare integer answer.
 
-`asked_format` works with every prompt format. The rules of the others are those of the ``xml``
-format, which has four tags.
+`strict_format` works with every prompt format. The others look for an answer element.
 """
 
 import re
@@ -89,32 +88,20 @@ def is_integer_answer(text: str) -> bool:
     return len(elements) == 1 and bool(_INTEGER.fullmatch(elements[0].strip()))
 
 
-def strict_format(completions: list[Completion], **kwargs: Any) -> Scores:
-    """Score +1 if the completion has the strict four-tag format, else -1.
-
-    Source: `has_strict_format`, the format that the ``xml`` system prompt asks for.
-
-    Args:
-        completions: B completions.
-
-    >>> strict_format(["<thinking>\\n9 * 2\\n</thinking>\\n<answer>\\n18\\n</answer>", "18"])
-    [1.0, -1.0]
-    """
-    return [1.0 if has_strict_format(text) else -1.0 for text in texts_of(completions)]
-
-
-def asked_format(
+def strict_format(
     completions: list[Completion], prompt_format: str | Sequence[str] = "xml", **kwargs: Any
 ) -> Scores:
     r"""Score +1 if the completion has the format that its prompt asks for, else -1.
 
-    Source: `has_asked_format`. For runs that train on several prompt formats.
+    Source: `has_asked_format`.
 
     Args:
         completions: B completions.
         prompt_format: one name for all, or B names.
 
-    >>> asked_format([r"9 * 2 = \boxed{18}", "9 * 2 = 18\n#### 18"], ["boxed", "boxed"])
+    >>> strict_format(["<thinking>\n9 * 2\n</thinking>\n<answer>\n18\n</answer>", "18"])
+    [1.0, -1.0]
+    >>> strict_format([r"9 * 2 = \boxed{18}", "9 * 2 = 18\n#### 18"], ["boxed", "boxed"])
     [1.0, -1.0]
     """
     formats = formats_of(prompt_format, len(completions))

@@ -170,7 +170,7 @@ BOXED = PromptFormat(
     name="boxed",
     suffix=" Provide a numerical answer without units, written inside \\boxed{}.",
     completion="{thinking}\nThe answer is \\boxed{{{answer}}}.",
-    rewards=("boxed_correctness",),
+    rewards=("answer_correctness",),
     worked_examples=(
         WorkedExample(
             question="A ticket costs 7 euros and a drink costs 3 euros. How many euros do 4 "
@@ -193,7 +193,7 @@ LM_EVAL = PromptFormat(
     prefix="Question: ",
     suffix="\nAnswer:",
     completion="{thinking}\n#### {answer}",
-    rewards=("asked_format", "answer_correctness"),
+    rewards=("strict_format", "answer_correctness"),
     num_drawn_examples=5,
     plain_text=PlainText(turn="{question}", stop_strings=("Question:", "</s>", "<|im_end|>")),
 )

@@ -34,12 +34,10 @@ MARKS = re.compile(r"</?\w+>|\\boxed")
 # The most that a completion can earn; `completion` in `PROMPT_FORMATS` promises it.
 MAXIMUM = {
     "strict_format": 1.0,
-    "asked_format": 1.0,
     "trailing_text": 0.0,
     "integer_answer": 1.0,
     "answer_correctness": 1.0,
     "gsm8k_weighted": 1.0,
-    "boxed_correctness": 1.0,
 }
 
 Build = Callable[..., Prompt]
@@ -214,10 +212,8 @@ def test_rewards_are_those_of_the_config_or_of_its_format() -> None:
     for name in FORMATS:
         run, _, _ = parse_config([*MODEL, "--prompt_format", name])
         assert run.rewards == list(PROMPT_FORMATS[name].rewards)
-        run, _, _ = parse_config(
-            [*MODEL, "--prompt_format", name, "--rewards", "completion_length"]
-        )
-        assert run.rewards == ["completion_length"]
+        run, _, _ = parse_config([*MODEL, "--prompt_format", name, "--rewards", "trailing_text"])
+        assert run.rewards == ["trailing_text"]
 
 
 def test_weights_are_counted_against_the_rewards_of_the_format() -> None:
@@ -342,9 +338,9 @@ def test_formats_that_end_in_different_ways_cannot_share_a_batch(tiny_llama: Pat
 
 def test_rewards_of_several_formats() -> None:
     run, _, _ = parse_config([*MODEL, "--prompt_formats", "xml", "boxed"])
-    assert run.rewards == ["asked_format", "answer_correctness"]
-    with pytest.raises(InputError, match="'strict_format' knows one prompt format only"):
-        parse_config([*MODEL, "--prompt_formats", "xml", "boxed", "--rewards", "strict_format"])
+    assert run.rewards == ["strict_format", "answer_correctness"]
+    with pytest.raises(InputError, match="'trailing_text' knows one prompt format only"):
+        parse_config([*MODEL, "--prompt_formats", "xml", "boxed", "--rewards", "trailing_text"])
     with pytest.raises(InputError, match=r"prompt_formats.*'xlm'"):
         parse_config([*MODEL, "--prompt_formats", "xlm"])
 

@@ -99,8 +99,16 @@ def characters(completions, **kwargs):
     return [len(text) / 1000 for text in texts(completions)]
 
 
+def boxed(completions, answer, **kwargs):
+    return [is_correct(text, a, "boxed") for text, a in zip(texts(completions), answer)]
+
+
 def constant(completions, **kwargs):
     return [0.5] * len(completions)
+
+
+def limited(completions, completion_ids, max_tokens=100, **kwargs):
+    return [0.0 if len(ids) <= max_tokens else -0.5 for ids in completion_ids]
 
 
 def silent(completions, **kwargs):
@@ -275,7 +283,7 @@ FINDINGS = {
         ["answer_correctness", "tried:constant"], [1, 0], {"remarks": ["constant"], "failures": 0},
     ),
     "another prompt format": (
-        ["answer_correctness", "boxed_correctness"], [1, 1], {"problems": ["constant"]},
+        ["answer_correctness", "tried:boxed"], [1, 1], {"problems": ["constant"]},
     ),
     "only None": (
         ["answer_correctness", "tried:silent"], [1, 1],
@@ -346,27 +354,18 @@ def test_the_worst_row_of_a_trick_is_shown(scores, expected):
 
 
 def test_token_ids_are_passed_where_there_is_a_tokenizer(check, tiny_llama):
-    report = check("answer_correctness", "completion_length")
+    report = check("answer_correctness", "tried:limited")
     assert report.failures == 0
-    assert (
-        "remark completion_length: not checked: needs the tokenizer of no-such-model"
-        in report.text()
-    )
+    assert "remark limited: not checked: needs the tokenizer of no-such-model" in report.text()
 
     def with_tokenizer(reward, *weights, **keys):
         return check(
             "answer_correctness", reward, weights=weights, model_name_or_path=tiny_llama, **keys
         )
 
-    report = with_tokenizer("reasoning_length", 1, 0.5)
-    assert report.failures == 0, report.text()
-    length = report.rewards[1]
-    assert 0 < length.golds_at_best < len(PROBLEMS)
-    assert length.remarks[0].endswith(", for its length")
-
     # Completions end at max_completion_length, here 120 tokens; the reward's limit is 100.
-    assert with_tokenizer("completion_length", 1, 1).failures == 0
-    report = with_tokenizer("completion_length", 1, 1, max_completion_length=100)
+    assert with_tokenizer("tried:limited", 1, 1).failures == 0
+    report = with_tokenizer("tried:limited", 1, 1, max_completion_length=100)
     assert "constant" in report.rewards[1].problems[0]
 
     undeclared = with_tokenizer("tried:undeclared_ids", 1, 0.0001).rewards[1]
