@@ -20,7 +20,14 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rewards.checking import PASSED_BY_TRL, Reward, check_signature, checked
+from rewards.contained import (
+    PASSED_BY_TRL,
+    Reward,
+    Worker,
+    check_signature,
+    checked,
+    load_remote,
+)
 from rewards.correctness import answer_correctness, gsm8k_weighted
 from rewards.errors import RewardError, RewardSpecError, one_line
 from rewards.format import integer_answer, strict_format, trailing_text
@@ -34,7 +41,6 @@ from rewards.grading import (
 )
 from rewards.hacking import hacking_signs
 from rewards.redact import redact
-from rewards.remote import Worker, load_remote
 
 __all__ = [
     "OF_ANY_FORMAT",
