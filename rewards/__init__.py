@@ -32,7 +32,6 @@ from rewards.correctness import answer_correctness, gsm8k_weighted
 from rewards.errors import RewardError, RewardSpecError, one_line
 from rewards.format import integer_answer, strict_format, trailing_text
 from rewards.grading import (
-    PROMPT_FORMATS,
     Verdict,
     is_correct,
     judge,
@@ -41,6 +40,7 @@ from rewards.grading import (
 )
 from rewards.hacking import hacking_signs
 from rewards.redact import redact
+from sologrpo.prompts import PROMPT_FORMATS
 
 __all__ = [
     "OF_ANY_FORMAT",

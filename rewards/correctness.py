@@ -9,12 +9,13 @@ from rewards.grading import (
     GoldError,
     Verdict,
     answer_boxes,
-    answer_elements,
-    answer_lines,
+    answers_in,
+    format_of,
     judge,
     parse_gold,
     visible_text,
 )
+from sologrpo.prompts import MARK
 
 FORMAT_WEIGHT, ANSWER_WEIGHT = 0.2, 0.8
 NO_GOLD = "the gold answer is not an integer after ####"
@@ -104,16 +105,13 @@ def _format_and_answer(text: str, gold: str, prompt_format: str) -> tuple[float,
     if not _is_gold(gold):
         return None
     visible = visible_text(text, prompt_format)
-    if prompt_format == "lm_eval":
-        find, place = answer_lines, "answer line"
-    else:
-        find, place = answer_elements, "answer element"
-    if prompt_format != "boxed" and find(visible):
+    if answers_in(visible, prompt_format):
         verdict = judge(text, gold, prompt_format)
     elif answer_boxes(visible):
         verdict = judge(text, gold, "boxed")
     else:
-        return (0.5 if re.search("[0-9]", text) else 0.0), 0.0, f"no {place} and no box"
+        place = "line" if format_of(prompt_format).mark == MARK else "element"
+        return (0.5 if re.search("[0-9]", text) else 0.0), 0.0, f"no answer {place} and no box"
     return 1.0, float(verdict.correct), verdict.reason
 
 

@@ -12,8 +12,15 @@ from transformers import PreTrainedTokenizerBase
 
 from rewards import Reward, parse_gold
 from rewards.completions import Scores
-from rewards.grading import BOX, CLOSE, MARK, OPEN
-from sologrpo.prompts import PromptFormat, WorkedExample, without_annotations
+from sologrpo.prompts import (
+    BOX,
+    CLOSE,
+    MARK,
+    OPEN,
+    PromptFormat,
+    WorkedExample,
+    without_annotations,
+)
 
 COUNTED_TO = 60  # lists of numbers run from 0 to here, which covers most answers of GSM8K
 
@@ -196,8 +203,7 @@ def hostile_completions(
     }
     for case, answer in answers.items():
         completions[case] = render(prompt_format, reasoning, answer)
-    tricks = next(t for mark, t in TRICKS.items() if mark in prompt_format.completion)
-    return completions | tricks(prompt_format, reasoning, gold)
+    return completions | TRICKS[prompt_format.mark](prompt_format, reasoning, gold)
 
 
 def _numbers_with(gold: int) -> list[str]:
@@ -252,4 +258,4 @@ def _line_tricks(prompt_format: PromptFormat, reasoning: str, gold: int) -> dict
     }
 
 
-TRICKS = {OPEN: _tag_tricks, BOX: _box_tricks, MARK: _line_tricks}  # by what a format writes
+TRICKS = {OPEN: _tag_tricks, BOX: _box_tricks, MARK: _line_tricks}
