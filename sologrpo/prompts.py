@@ -7,7 +7,6 @@ The judge and the rewards read from a format how it marks an answer. Their proce
 module, so it imports only the standard library.
 """
 
-import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,15 +35,6 @@ class WorkedExample:
     question: str
     thinking: str
     answer: str
-
-
-def without_annotations(solution: str) -> str:
-    """Remove GSM8K's notes for a calculator.
-
-    >>> without_annotations("9 * 2 = <<9*2=18>>18")
-    '9 * 2 = 18'
-    """
-    return re.sub(r"<<[^<>]*>>", "", solution)
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,24 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from rewards import is_correct
+from rewards.check import RewardResult, Trial, check_hostile, hostile_completions, render
 from sologrpo.config.parsing import parse_config
 from sologrpo.files import recipes
-from sologrpo.plan.reward_check import RewardResult, check_hostile, check_run, main
-from sologrpo.plan.trials import Trial, hostile_completions, render
+from sologrpo.plan.reward_check import check_run, main
 from sologrpo.prompts import PROMPT_FORMATS
 
 ROOT = Path(__file__).resolve().parents[2]
 # What the check depends on; recipes that agree in it are checked once.
-SETTINGS = ("prompt_format", "rewards", "reward_weights", "system_prompt", "outcome_reward",
-            "outcome_gate", "max_completion_length")  # fmt: skip
+SETTINGS = (
+    "prompt_format", "rewards", "reward_weights", "system_prompt", "max_completion_length",
+)  # fmt: skip
 CONFIGS = {
     str([yaml.safe_load(path.read_text(encoding="utf-8")).get(key) for key in SETTINGS]): name
     for name, path in recipes().items()
@@ -223,7 +225,8 @@ def test_most_tricks_hold_the_right_number(prompt_format):
 
 def test_the_runs_own_system_prompt_is_echoed():
     xml = PROMPT_FORMATS["xml"]
-    assert hostile_completions(xml, "...", 1, "Say it.")["echo of the instruction"] == "Say it."
+    own = replace(xml, system_prompt="Say it.")
+    assert hostile_completions(own, "...", 1)["echo of the instruction"] == "Say it."
     assert hostile_completions(xml, "...", 1)["echo of the instruction"] == xml.system_prompt
 
 
@@ -317,15 +320,6 @@ def test_what_fails_is_shown_with_its_scores(check):
     assert "'The answer is 18.'" in line
 
 
-def test_a_gate_for_completions_is_reckoned_with(check):
-    """Paid by length alone: the gate takes that from wrong answers, however long."""
-    gate = {"weights": [0.01, 1], "outcome_reward": "answer_correctness"}
-    ungated = check("answer_correctness", "tried:characters", **gate)
-    gated = check("answer_correctness", "tried:characters", **gate, outcome_gate="completion")
-    assert failed_cases(ungated) == {"stuffed with answers"}
-    assert failed_cases(gated) == set()
-
-
 @pytest.mark.parametrize(
     ("scores", "expected"),
     [
@@ -351,7 +345,7 @@ def test_the_worst_row_of_a_trick_is_shown(scores, expected):
 def test_token_ids_are_passed_where_there_is_a_tokenizer(check, tiny_llama):
     report = check("answer_correctness", "tried:limited")
     assert report.failures == 0
-    assert "remark limited: not checked: needs the tokenizer of no-such-model" in report.text()
+    assert "remark limited: not checked: needs the model's tokenizer" in report.text()
 
     def with_tokenizer(reward, *weights, **keys):
         return check(
