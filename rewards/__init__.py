@@ -116,23 +116,14 @@ def load_rewards(
         if names.count(name) > 1:
             raise RewardSpecError(f"reward {name!r} is listed twice: list it once, with one weight")
     processes = itertools.cycle([Worker(timeout) for _ in range(workers)])
-    return [
-        load_remote(spec, name, next(processes), columns)
-        if workers and not _is_built_in(spec)
-        else _load_here(spec, name, columns)
-        for name, spec in zip(names, specs, strict=True)
-    ]
-
-
-def _is_built_in(spec: Spec) -> bool:
-    return ":" not in _split(spec)[0]
-
-
-def _load_here(spec: Spec, name: str, columns: Sequence[str] | None) -> Reward:
-    reward = load_reward(spec)
-    if columns is not None:
-        check_signature(name, reward, columns)
-    return checked(reward, name, trusted=_is_built_in(spec))
+    rewards = []
+    for name, spec in zip(names, specs, strict=True):
+        is_built_in = ":" not in _split(spec)[0]
+        if workers and not is_built_in:
+            rewards.append(load_remote(spec, name, next(processes), columns))
+        else:
+            rewards.append(checked(load_reward(spec, columns), name, trusted=is_built_in))
+    return rewards
 
 
 def name_of_spec(spec: Spec) -> str:
@@ -144,26 +135,28 @@ def name_of_spec(spec: Spec) -> str:
     return _split(spec)[0].rpartition(":")[2]
 
 
-def load_reward(spec: Spec) -> Function:
+def load_reward(spec: Spec, columns: Sequence[str] | None = None) -> Function:
     """Load one reward.
 
     Args:
         spec: a name, ``{name: parameters}``, or ``my_module:my_reward``.
+        columns: data set columns, to check that the reward can be called with them.
 
     Raises:
         RewardSpecError: the name is unknown, the module cannot be imported, or the reward does not
-            take one of the parameters.
+            take one of the parameters or columns.
 
     >>> load_reward({"answer_correctness": None})(["<answer>18</answer>"], answer=["#### 18"])
     [1.0]
     """
     name, parameters = _split(spec)
     reward = _import(name) if ":" in name else _built_in(name)
-    if not parameters:
-        return reward
-    _check_parameters(name, reward, parameters)
-    # A partial has no name until it gets one here.
-    return functools.update_wrapper(functools.partial(reward, **parameters), reward)
+    if parameters:
+        _check_parameters(name, reward, parameters)
+        reward = functools.partial(reward, **parameters)
+    if columns is not None:
+        check_signature(name_of_spec(spec), reward, columns)
+    return reward
 
 
 def _split(spec: Spec) -> tuple[str, dict[str, Any]]:

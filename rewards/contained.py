@@ -436,7 +436,7 @@ def load_remote(spec: Any, name: str, worker: "Worker", columns: Sequence[str] |
         data = pickle.dumps(passed, pickle.HIGHEST_PROTOCOL)
         return worker.request("score", spec, seed, data)
 
-    about = worker.request("load", spec, name, columns).result()
+    about = worker.request("load", spec, columns).result()
     if isinstance(about, Failure):
         problem = f"{about.problem} while its module was imported"
         raise RewardSpecError(f"reward {name!r} {problem}{about.fix}")
@@ -579,7 +579,7 @@ class _Process:
 # --- the worker process -------------------------------------------------------------------------
 
 
-def serve(load: Callable[[Any], Any], connection: int, trace: int, timeout: float) -> None:
+def serve(load: Callable[..., Any], connection: int, trace: int, timeout: float) -> None:
     """Answer requests until the trainer is gone.
 
     It answers one request at a time, in its main thread, where a reward may set an alarm. Calls of
@@ -625,7 +625,7 @@ def _guard(*open_files: int) -> None:
 
 class _Server:
     def __init__(
-        self, load: Callable[[Any], Any], connection: Connection, trace: int, timeout: float
+        self, load: Callable[..., Any], connection: Connection, trace: int, timeout: float
     ) -> None:
         self._load_reward = load
         self._connection = connection
@@ -651,20 +651,14 @@ class _Server:
             except RewardSpecError as error:
                 self._send(number, error)
 
-    def _load(self, number: int, spec: Any, name: str, columns: Sequence[str] | None) -> None:
-        reward = self._reward(spec)
-        if columns is not None:
-            check_signature(name, reward, columns)
+    def _load(self, number: int, spec: Any, columns: Sequence[str] | None) -> None:
+        self._rewards[repr(spec)] = reward = self._load_reward(spec, columns)
         self._send(number, about(reward))
 
-    def _reward(self, spec: Any) -> Any:
-        key = repr(spec)
-        if key not in self._rewards:  # a process that was started again loads it again
-            self._rewards[key] = self._load_reward(spec)
-        return self._rewards[key]
-
     def _score(self, number: int, spec: Any, seed: int, arguments: bytes) -> None:
-        reward = self._reward(spec)
+        if repr(spec) not in self._rewards:  # this process was started again
+            self._rewards[repr(spec)] = self._load_reward(spec)
+        reward = self._rewards[repr(spec)]
         _seed(seed)
         outcome = _start(reward, pickle.loads(arguments))
         outcome.add_done_callback(lambda done: self._send(number, done.result()))

@@ -275,6 +275,7 @@ OWN = """
 def no_kwargs(completions): return [0.0 for _ in completions]
 def needs_more(completions, difficulty, **kwargs): return [0.0 for _ in completions]
 def fine(prompts, completions, answer, **kwargs): return [0.0 for _ in completions]
+def scaled(completions, scale, **kwargs): return [scale for _ in completions]
 """
 
 
@@ -283,11 +284,17 @@ def test_signatures(tmp_path, monkeypatch, workers):
     (tmp_path / "signature_rewards.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
 
-    def load(name, *more):
-        load_rewards([f"signature_rewards:{name}"], [*COLUMNS, *more], 60, workers)
+    def load(name, *more, **parameters):
+        spec = {f"signature_rewards:{name}": parameters}
+        (reward,) = load_rewards([spec], [*COLUMNS, *more], 60, workers)
+        return reward
 
     load("fine")
     load("needs_more", "difficulty")
+    # A parameter without a default, which the config gives.
+    assert load("scaled", scale=2)(completions=["18"]) == [2.0]
+    with pytest.raises(RewardSpecError, match=r"'scaled'.*'scale'.*no such column"):
+        load("scaled")
     with pytest.raises(RewardSpecError, match=r"'no_kwargs'.*end its parameters with \*\*kwargs"):
         load("no_kwargs")
     with pytest.raises(RewardSpecError, match=r"'needs_more'.*'difficulty'.*no such column"):

@@ -57,9 +57,6 @@ def test_a_users_own_reward():
     assert plain(completions=["abc"]) == [3.0]
     assert judge(completions=["abc"]) == [0.5]
     assert (plain.__name__, judge.__name__) == ("my_reward", "my_judge")
-    weighted = load_reward({"own_rewards:my_reward": {"bonus": 2}})
-    assert weighted.__name__ == "my_reward"
-    assert weighted(["abc"]) == [6]
 
 
 def test_an_async_reward_stays_async():
