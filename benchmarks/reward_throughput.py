@@ -179,8 +179,9 @@ def _cpu_seconds(function: Callable[[], object]) -> float:
 
 def variants() -> list[tuple[str, str, list[str]]]:
     """List the variants to measure: name, prompt format of the completions, rewards."""
-    alone = [(name, "boxed" if name.startswith("boxed") else "xml", [name]) for name in REWARDS]
-    return [*alone, ("the four of xml", "xml", [*XML_REWARDS])]
+    alone = [(name, "xml", [name]) for name in REWARDS]
+    boxed = ("answer_correctness", "boxed", ["answer_correctness"])
+    return [*alone, boxed, ("the four of xml", "xml", [*XML_REWARDS])]
 
 
 # --- the run --------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ A reward is a plain function that follows TRL's contract. It takes the batch's `
 by keyword, the data set columns (``answer``: the raw GSM8K answers). It returns one score per
 completion, or None where it cannot judge.
 
-    rewards = load_rewards(["strict_format", {"completion_length": {"max_tokens": 200}}])
+    rewards = load_rewards(["strict_format", {"my_module:my_reward": {"scale": 2.0}}])
 
 ``sologrpo rewards`` lists the rewards and scores a completion from the command line.
 """
@@ -20,12 +20,18 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rewards.checking import PASSED_BY_TRL, Reward, check_signature, checked
-from rewards.correctness import answer_correctness, boxed_correctness, gsm8k_weighted
+from rewards.contained import (
+    PASSED_BY_TRL,
+    Reward,
+    Worker,
+    check_signature,
+    checked,
+    load_remote,
+)
+from rewards.correctness import answer_correctness, gsm8k_weighted
 from rewards.errors import RewardError, RewardSpecError, one_line
-from rewards.format import asked_format, integer_answer, strict_format, trailing_text
+from rewards.format import integer_answer, strict_format, trailing_text
 from rewards.grading import (
-    PROMPT_FORMATS,
     Verdict,
     is_correct,
     judge,
@@ -33,9 +39,8 @@ from rewards.grading import (
     parse_gold,
 )
 from rewards.hacking import hacking_signs
-from rewards.length import completion_length, reasoning_length
 from rewards.redact import redact
-from rewards.remote import Worker, load_remote
+from sologrpo.prompts import PROMPT_FORMATS
 
 __all__ = [
     "OF_ANY_FORMAT",
@@ -48,7 +53,6 @@ __all__ = [
     "RewardSpecError",
     "Verdict",
     "answer_correctness",
-    "boxed_correctness",
     "hacking_signs",
     "is_correct",
     "judge",
@@ -67,24 +71,20 @@ REWARDS: dict[str, Function] = {
     reward.__name__: reward
     for reward in (
         strict_format,
-        asked_format,
         trailing_text,
         integer_answer,
         answer_correctness,
-        boxed_correctness,
         gsm8k_weighted,
-        completion_length,
-        reasoning_length,
     )
 }
 
 RUN_FILES = ("environment.json", "checkpoint-*")  # what shows a run directory
 
 # Rewards that judge the answer. A correct one scores 1.
-OUTCOME_REWARDS = ("answer_correctness", "boxed_correctness", "gsm8k_weighted")
-# Rewards for runs that ask in several prompt formats, and those that know only one.
-OF_ANY_FORMAT = ("asked_format", "answer_correctness")
-OF_ONE_FORMAT = frozenset({"strict_format", "trailing_text", "integer_answer", "boxed_correctness"})
+OUTCOME_REWARDS = ("answer_correctness", "gsm8k_weighted")
+# Rewards for runs that ask in several prompt formats, and those that only know answer elements.
+OF_ANY_FORMAT = ("strict_format", "answer_correctness")
+OF_ONE_FORMAT = frozenset({"trailing_text", "integer_answer"})
 
 
 def load_rewards(
@@ -108,32 +108,22 @@ def load_rewards(
     Raises:
         RewardSpecError: a reward cannot be loaded or called, or is listed twice.
 
-    >>> length = {"completion_length": {"max_tokens": 200, "penalty": 1.0}}
-    >>> [reward.__name__ for reward in load_rewards(["strict_format", length])]
-    ['strict_format', 'completion_length']
+    >>> [reward.__name__ for reward in load_rewards(["strict_format", "answer_correctness"])]
+    ['strict_format', 'answer_correctness']
     """
     names = [name_of_spec(spec) for spec in specs]
     for name in names:
         if names.count(name) > 1:
             raise RewardSpecError(f"reward {name!r} is listed twice: list it once, with one weight")
     processes = itertools.cycle([Worker(timeout) for _ in range(workers)])
-    return [
-        load_remote(spec, name, next(processes), columns)
-        if workers and not _is_built_in(spec)
-        else _load_here(spec, name, columns)
-        for name, spec in zip(names, specs, strict=True)
-    ]
-
-
-def _is_built_in(spec: Spec) -> bool:
-    return ":" not in _split(spec)[0]
-
-
-def _load_here(spec: Spec, name: str, columns: Sequence[str] | None) -> Reward:
-    reward = load_reward(spec)
-    if columns is not None:
-        check_signature(name, reward, columns)
-    return checked(reward, name, trusted=_is_built_in(spec))
+    rewards = []
+    for name, spec in zip(names, specs, strict=True):
+        is_built_in = ":" not in _split(spec)[0]
+        if workers and not is_built_in:
+            rewards.append(load_remote(spec, name, next(processes), columns))
+        else:
+            rewards.append(checked(load_reward(spec, columns), name, trusted=is_built_in))
+    return rewards
 
 
 def name_of_spec(spec: Spec) -> str:
@@ -145,26 +135,28 @@ def name_of_spec(spec: Spec) -> str:
     return _split(spec)[0].rpartition(":")[2]
 
 
-def load_reward(spec: Spec) -> Function:
+def load_reward(spec: Spec, columns: Sequence[str] | None = None) -> Function:
     """Load one reward.
 
     Args:
         spec: a name, ``{name: parameters}``, or ``my_module:my_reward``.
+        columns: data set columns, to check that the reward can be called with them.
 
     Raises:
         RewardSpecError: the name is unknown, the module cannot be imported, or the reward does not
-            take one of the parameters.
+            take one of the parameters or columns.
 
-    >>> load_reward({"completion_length": {"max_tokens": 1}})([""], completion_ids=[[7, 7]])
-    [-0.5]
+    >>> load_reward({"answer_correctness": None})(["<answer>18</answer>"], answer=["#### 18"])
+    [1.0]
     """
     name, parameters = _split(spec)
     reward = _import(name) if ":" in name else _built_in(name)
-    if not parameters:
-        return reward
-    _check_parameters(name, reward, parameters)
-    # A partial has no name until it gets one here.
-    return functools.update_wrapper(functools.partial(reward, **parameters), reward)
+    if parameters:
+        _check_parameters(name, reward, parameters)
+        reward = functools.partial(reward, **parameters)
+    if columns is not None:
+        check_signature(name_of_spec(spec), reward, columns)
+    return reward
 
 
 def _split(spec: Spec) -> tuple[str, dict[str, Any]]:

@@ -100,17 +100,7 @@ def list_rewards() -> None:
 
 
 def score(completion: str, gold: str, prompt_format: str, rewards: list[Reward]) -> None:
-    """Print the score of each reward, the extracted answer and the reason of the verdict.
-
-    Args:
-        completion: the text.
-        gold: the answer, as in GSM8K.
-        prompt_format: of the completion.
-        rewards: as loaded.
-
-    Raises:
-        RewardError: a reward of the user failed.
-    """
+    """Print the score of each reward, the extracted answer and the reason of the verdict."""
     verdict = judge(completion, gold, prompt_format)
     scores = {
         reward.__name__: _score(reward, completion, gold, prompt_format) for reward in rewards

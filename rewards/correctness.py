@@ -1,7 +1,7 @@
 """Rewards for a correct answer. All of them call `rewards.grading`, the only judge."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rewards.completions import Completion, Scores, formats_of, texts_of
@@ -9,12 +9,13 @@ from rewards.grading import (
     GoldError,
     Verdict,
     answer_boxes,
-    answer_elements,
-    answer_lines,
+    answers_in,
+    format_of,
     judge,
     parse_gold,
     visible_text,
 )
+from sologrpo.prompts import MARK
 
 FORMAT_WEIGHT, ANSWER_WEIGHT = 0.2, 0.8
 NO_GOLD = "the gold answer is not an integer after ####"
@@ -44,30 +45,11 @@ def answer_correctness(
     """
     formats = formats_of(prompt_format, len(completions))
     rows = zip(texts_of(completions), answer, formats, strict=True)
-    return _score(rows, "answer_correctness", log_extra)
-
-
-def boxed_correctness(
-    completions: list[Completion],
-    answer: Sequence[str],
-    log_extra: LogExtra | None = None,
-    **kwargs: Any,
-) -> Scores:
-    r"""Score 1 if the last ``\boxed{...}`` equals the gold answer, else 0.
-
-    Source: `rewards.grading.judge`, with the rules of the ``boxed`` format.
-
-    Args:
-        completions: B completions.
-        answer: B raw GSM8K answers. Without a valid gold answer, the score is None.
-        log_extra: logs the reason of each verdict.
-
-    >>> boxed_correctness([r"9 * 2 = \boxed{18}", "18"], ["#### 18", "#### 18"])
-    [1.0, 0.0]
-    """
-    formats = formats_of("boxed", len(completions))
-    rows = zip(texts_of(completions), answer, formats, strict=True)
-    return _score(rows, "boxed_correctness", log_extra)
+    verdicts = [_verdict(*row) for row in rows]
+    if log_extra:
+        reasons = [NO_GOLD if verdict is None else verdict.reason for verdict in verdicts]
+        log_extra("answer_correctness/reason", reasons)
+    return [None if verdict is None else float(verdict.correct) for verdict in verdicts]
 
 
 def gsm8k_weighted(
@@ -111,15 +93,6 @@ def gsm8k_weighted(
     ]
 
 
-def _score(rows: Iterable[tuple[str, str, str]], reward: str, log_extra: LogExtra | None) -> Scores:
-    """Score completions, each with its gold answer and format, and log the reasons."""
-    verdicts = [_verdict(*row) for row in rows]
-    if log_extra:
-        reasons = [NO_GOLD if verdict is None else verdict.reason for verdict in verdicts]
-        log_extra(f"{reward}/reason", reasons)
-    return [None if verdict is None else float(verdict.correct) for verdict in verdicts]
-
-
 def _verdict(text: str, gold: str, prompt_format: str) -> Verdict | None:
     try:
         return judge(text, gold, prompt_format)
@@ -132,16 +105,13 @@ def _format_and_answer(text: str, gold: str, prompt_format: str) -> tuple[float,
     if not _is_gold(gold):
         return None
     visible = visible_text(text, prompt_format)
-    if prompt_format == "lm_eval":
-        find, place = answer_lines, "answer line"
-    else:
-        find, place = answer_elements, "answer element"
-    if prompt_format != "boxed" and find(visible):
+    if answers_in(visible, prompt_format):
         verdict = judge(text, gold, prompt_format)
     elif answer_boxes(visible):
         verdict = judge(text, gold, "boxed")
     else:
-        return (0.5 if re.search("[0-9]", text) else 0.0), 0.0, f"no {place} and no box"
+        place = "line" if format_of(prompt_format).mark == MARK else "element"
+        return (0.5 if re.search("[0-9]", text) else 0.0), 0.0, f"no answer {place} and no box"
     return 1.0, float(verdict.correct), verdict.reason
 
 

@@ -1,7 +1,6 @@
 """Rewards for the format of a completion: its tags, trailing text, and a bare integer answer.
 
-`asked_format` works with every prompt format. The rules of the others are those of the ``xml``
-format, which has four tags.
+`strict_format` works with every prompt format. The others look for an answer element.
 """
 
 import re
@@ -9,12 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rewards.completions import Completion, Scores, formats_of, texts_of
-from rewards.grading import MARK, answer_boxes, answer_elements, visible_text
+from rewards.grading import answer_elements, answers_in, format_of, visible_text
+from sologrpo.prompts import BOX, CLOSE, MARK, OPEN, XML
 
-_START = "<thinking>\n"
-_MIDDLE = "\n</thinking>\n<answer>\n"
-_END = "\n</answer>"
-_TAGS = ("<thinking>", "</thinking>", "<answer>", "</answer>")
+_START, _MIDDLE, _END = XML.completion.format(thinking="\0", answer="\0").split("\0")
+_TAGS = tuple(re.findall("<.*?>", XML.completion))
 _INTEGER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)")
 
 
@@ -50,16 +48,17 @@ def has_asked_format(text: str, prompt_format: str) -> bool:
     >>> has_asked_format(r"9 * 2 = \boxed{18}", "boxed")
     True
     """
-    if prompt_format == "lm_eval":
+    asked = format_of(prompt_format)
+    if asked.mark == MARK:
         return text.count(MARK) == 1 and text.strip().rpartition("\n")[2].startswith(MARK)
-    if prompt_format == "boxed":
-        return len(answer_boxes(visible_text(text, prompt_format))) == 1
-    if prompt_format == "r1_zero":
+    if asked.mark == BOX:
+        return len(answers_in(visible_text(text, prompt_format), prompt_format)) == 1
+    if asked.opens_reasoning:
         answer = text.partition("</think>")[2].strip()
         return (
-            answer.startswith("<answer>")
-            and answer.endswith("</answer>")
-            and all(text.count(tag) == 1 for tag in ("</think>", "<answer>", "</answer>"))
+            answer.startswith(OPEN)
+            and answer.endswith(CLOSE)
+            and all(text.count(tag) == 1 for tag in ("</think>", OPEN, CLOSE))
             and "<think>" not in text
         )
     return has_strict_format(text)
@@ -73,7 +72,7 @@ def has_trailing_text(text: str) -> bool:
     >>> has_trailing_text("no tag, so nothing can follow it")
     False
     """
-    _, tag, tail = text.rpartition("</answer>")
+    _, tag, tail = text.rpartition(CLOSE)
     return bool(tag and tail.strip())
 
 
@@ -89,32 +88,20 @@ def is_integer_answer(text: str) -> bool:
     return len(elements) == 1 and bool(_INTEGER.fullmatch(elements[0].strip()))
 
 
-def strict_format(completions: list[Completion], **kwargs: Any) -> Scores:
-    """Score +1 if the completion has the strict four-tag format, else -1.
-
-    Source: `has_strict_format`, the format that the ``xml`` system prompt asks for.
-
-    Args:
-        completions: B completions.
-
-    >>> strict_format(["<thinking>\\n9 * 2\\n</thinking>\\n<answer>\\n18\\n</answer>", "18"])
-    [1.0, -1.0]
-    """
-    return [1.0 if has_strict_format(text) else -1.0 for text in texts_of(completions)]
-
-
-def asked_format(
+def strict_format(
     completions: list[Completion], prompt_format: str | Sequence[str] = "xml", **kwargs: Any
 ) -> Scores:
     r"""Score +1 if the completion has the format that its prompt asks for, else -1.
 
-    Source: `has_asked_format`. For runs that train on several prompt formats.
+    Source: `has_asked_format`.
 
     Args:
         completions: B completions.
         prompt_format: one name for all, or B names.
 
-    >>> asked_format([r"9 * 2 = \boxed{18}", "9 * 2 = 18\n#### 18"], ["boxed", "boxed"])
+    >>> strict_format(["<thinking>\n9 * 2\n</thinking>\n<answer>\n18\n</answer>", "18"])
+    [1.0, -1.0]
+    >>> strict_format([r"9 * 2 = \boxed{18}", "9 * 2 = 18\n#### 18"], ["boxed", "boxed"])
     [1.0, -1.0]
     """
     formats = formats_of(prompt_format, len(completions))
@@ -135,7 +122,7 @@ def trailing_text(completions: list[Completion], **kwargs: Any) -> Scores:
     [0.0, -0.5, -0.5]
     """
     return [
-        0.0 if "</answer>" in text and not has_trailing_text(text) else -0.5
+        0.0 if CLOSE in text and not has_trailing_text(text) else -0.5
         for text in texts_of(completions)
     ]
 

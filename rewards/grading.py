@@ -34,9 +34,8 @@ from rewards.values import (
     read_integer,
     read_value,
 )
+from sologrpo.prompts import BOX, CLOSE, MARK, OPEN, PROMPT_FORMATS, XML, PromptFormat
 
-PROMPT_FORMATS = ("xml", "r1_zero", "boxed", "lm_eval")
-OPEN, CLOSE, BOX, MARK = "<answer>", "</answer>", "\\boxed", "####"
 # No honest completion has this many tags. The limits keep judging hostile ones linear and fast.
 MAX_TAGS = 400
 MAX_DISTINCT_ANSWERS = 8
@@ -72,7 +71,7 @@ def parse_gold(answer: str) -> str:
 
 
 def _gold_number(answer: str) -> Number:
-    _, mark, text = answer.rpartition("####")
+    _, mark, text = answer.rpartition(MARK)
     if not mark:
         raise GoldError("gold answer has no '####'; end it in '#### 42'")
     number = read_integer(text.strip())
@@ -154,10 +153,15 @@ def _short(number: Number) -> str:
 
 
 def _find_answer(completion: str, prompt_format: str) -> Reading:
-    if prompt_format not in _FINDERS:
+    if prompt_format not in PROMPT_FORMATS:
         known = ", ".join(PROMPT_FORMATS)
         raise ValueError(f"unknown prompt_format {prompt_format!r}: use one of {known}")
-    return _FINDERS[prompt_format](visible_text(completion, prompt_format))
+    return _FINDERS[format_of(prompt_format).mark](visible_text(completion, prompt_format))
+
+
+def format_of(name: str) -> PromptFormat:
+    """Look up a prompt format; a completion of any other is looked at like one of ``xml``."""
+    return PROMPT_FORMATS.get(name, XML)
 
 
 # --- reasoning ----------------------------------------------------------------------------------
@@ -198,7 +202,7 @@ def _reasoning(completion: str, prompt_format: str) -> list[tuple[int, int]]:
     tags = list(islice(REASONING_TAG.finditer(completion), MAX_TAGS + 1))
     if len(tags) > MAX_TAGS:
         return [(0, len(completion))]
-    if prompt_format != "r1_zero":
+    if not format_of(prompt_format).opens_reasoning:
         return _reasoning_spans(tags, len(completion))
     end, tags = _after_prompted_reasoning(tags)
     spans = _reasoning_spans(tags, len(completion))
@@ -550,8 +554,17 @@ def _ends_elsewhere(tail: str, number: Number) -> bool:
 
 
 _FINDERS: dict[str, Callable[[str], Reading]] = {
-    "xml": _find_element,
-    "r1_zero": _find_element,
-    "lm_eval": _find_line,
-    "boxed": _find_boxed,
+    OPEN: _find_element,
+    BOX: _find_boxed,
+    MARK: _find_line,
 }
+_LISTERS = {OPEN: answer_elements, BOX: answer_boxes, MARK: answer_lines}
+
+
+def answers_in(visible: str, prompt_format: str) -> list[str]:
+    """Return the contents of all complete answers: elements, the last boxes or lines.
+
+    >>> answers_in("9 * 2 = 18\\n#### 18", "lm_eval")
+    [' 18']
+    """
+    return _LISTERS[format_of(prompt_format).mark](visible)

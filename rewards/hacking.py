@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from rewards.completions import Prompt, prompt_text
 from rewards.format import has_trailing_text
 from rewards.grading import (
-    BOX,
-    OPEN,
     REASONING_TAG,
-    answer_boxes,
-    answer_elements,
+    answers_in,
+    format_of,
     reasoning_text,
     visible_text,
 )
+from sologrpo.prompts import OPEN
 
 # Shorter texts, such as a single sum, occur in a prompt by chance.
 MIN_ECHO_CHARS = 8
@@ -27,10 +26,10 @@ MIN_ECHO_CHARS = 8
 class _Parts:
     text: str
     prompt: str
-    boxed: bool
+    mark: str  # what an answer follows
     visible: str
     reasoning: str
-    answers: list[str]  # the elements, or the last box with those offered together with it
+    answers: list[str]  # elements or lines, or the last box with those offered together with it
 
 
 def hacking_signs(
@@ -50,27 +49,26 @@ def hacking_signs(
     >>> [name for name, shown in signs.items() if shown]
     ['answer_stuffing', 'empty_reasoning']
     """
-    boxed = prompt_format == "boxed"
     visible = visible_text(completion, prompt_format)
     parts = _Parts(
         text=completion,
         prompt=prompt_text(prompt),
-        boxed=boxed,
+        mark=format_of(prompt_format).mark,
         visible=visible,
         reasoning=reasoning_text(completion, prompt_format),
-        answers=answer_boxes(visible) if boxed else answer_elements(visible),
+        answers=answers_in(visible, prompt_format),
     )
     return {name: shows(parts) for name, shows in SIGNS.items()}
 
 
 def _answer_stuffing(parts: _Parts) -> bool:
-    """Detect several answers: more than one element, or a row of boxes."""
+    """Detect several answers: more than one element or line, or a row of boxes."""
     return len(parts.answers) > 1
 
 
 def _tags_in_reasoning(parts: _Parts) -> bool:
     """Detect an answer tag inside the reasoning, where a careless pattern would find it."""
-    return not parts.boxed and OPEN in parts.reasoning
+    return parts.mark == OPEN and OPEN in parts.reasoning
 
 
 def _template_echo(parts: _Parts) -> bool:
@@ -81,12 +79,12 @@ def _template_echo(parts: _Parts) -> bool:
 
 def _trailing_text(parts: _Parts) -> bool:
     """Detect text after the answer element. Prose after a box is fine."""
-    return not parts.boxed and has_trailing_text(parts.text)
+    return parts.mark == OPEN and has_trailing_text(parts.text)
 
 
 def _empty_reasoning(parts: _Parts) -> bool:
     """Detect an answer without a letter or digit of reasoning."""
-    before = REASONING_TAG.sub("", parts.visible.partition(BOX if parts.boxed else OPEN)[0])
+    before = REASONING_TAG.sub("", parts.visible.partition(parts.mark)[0])
     return bool(parts.answers) and not any(map(str.isalnum, parts.reasoning + before))
 
 

@@ -2,43 +2,39 @@
 
 A format is one `PromptFormat` in `PROMPT_FORMATS`. Its prompts are chat messages, which the
 tokenizer's chat template renders, or plain text, or either. The gold answer never enters a prompt.
+
+The judge and the rewards read from a format how it marks an answer. Their processes import this
+module, so it imports only the standard library.
 """
 
-import re
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-from pydantic import ConfigDict
-
-from sologrpo.schema import Schema, advising, parse, read_yaml
+from typing import Any, ClassVar
 
 Message = dict[str, str]
 Prompt = list[Message] | str
 
+# What an answer follows: an answer element, a box, or the mark of an answer line.
+OPEN, BOX, MARK = "<answer>", "\\boxed", "####"
+CLOSE = "</answer>"
 
-class WorkedExample(Schema):
+
+@dataclass(frozen=True)
+class WorkedExample:
     """A solved problem shown before the question, in the format that the model should use.
 
     In YAML, `answer: 34` is a number.
     """
 
-    model_config = ConfigDict(
-        extra="forbid", str_strip_whitespace=True, strict=False, coerce_numbers_to_str=True
-    )
+    __pydantic_config__: ClassVar[dict[str, Any]] = {
+        "extra": "forbid",
+        "str_strip_whitespace": True,
+        "strict": False,
+        "coerce_numbers_to_str": True,
+    }
 
     question: str
     thinking: str
     answer: str
-
-
-def without_annotations(solution: str) -> str:
-    """Remove GSM8K's notes for a calculator.
-
-    >>> without_annotations("9 * 2 = <<9*2=18>>18")
-    '9 * 2 = 18'
-    """
-    return re.sub(r"<<[^<>]*>>", "", solution)
 
 
 @dataclass(frozen=True)
@@ -86,6 +82,16 @@ class PromptFormat:
     num_drawn_examples: int = 0
     chat: bool = True
     plain_text: PlainText | None = None
+
+    @property
+    def mark(self) -> str:
+        """Name what an answer follows in a completion: `OPEN`, `BOX` or `MARK`."""
+        return next(mark for mark in (OPEN, BOX, MARK) if mark in self.completion)
+
+    @property
+    def opens_reasoning(self) -> bool:
+        """Tell whether the prompt ends in `<think>`, so that a completion begins with reasoning."""
+        return "</think>" in self.completion and "<think>" not in self.completion
 
     def messages(self, question: str) -> list[Message]:
         """Build the chat prompt: system, each worked example as one exchange, then the question.
@@ -170,7 +176,7 @@ BOXED = PromptFormat(
     name="boxed",
     suffix=" Provide a numerical answer without units, written inside \\boxed{}.",
     completion="{thinking}\nThe answer is \\boxed{{{answer}}}.",
-    rewards=("boxed_correctness",),
+    rewards=("answer_correctness",),
     worked_examples=(
         WorkedExample(
             question="A ticket costs 7 euros and a drink costs 3 euros. How many euros do 4 "
@@ -193,7 +199,7 @@ LM_EVAL = PromptFormat(
     prefix="Question: ",
     suffix="\nAnswer:",
     completion="{thinking}\n#### {answer}",
-    rewards=("asked_format", "answer_correctness"),
+    rewards=("strict_format", "answer_correctness"),
     num_drawn_examples=5,
     plain_text=PlainText(turn="{question}", stop_strings=("Question:", "</s>", "<|im_end|>")),
 )
@@ -201,19 +207,3 @@ LM_EVAL = PromptFormat(
 PROMPT_FORMATS: dict[str, PromptFormat] = {
     prompt_format.name: prompt_format for prompt_format in (XML, R1_ZERO, BOXED, LM_EVAL)
 }
-
-
-def load_worked_examples(spec: Any) -> list[WorkedExample]:
-    """Read worked examples from the config's list, or from the YAML file that it names.
-
-    Raises:
-        InputError: if the file cannot be read, or an example has other fields.
-    """
-    if not spec:
-        return []
-    if isinstance(spec, list) and isinstance(spec[0], str) and len(spec) == 1:
-        (spec,) = spec  # a command line makes lists
-    with advising("give a list of {question, thinking, answer}, or a YAML file with one"):
-        if not isinstance(spec, str):
-            return parse(list[WorkedExample], spec, "worked_examples")
-        return read_yaml(Path(spec), list[WorkedExample])

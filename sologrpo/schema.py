@@ -95,7 +95,7 @@ def _describe(deviation: Deviation, value: Any) -> str:
     name = f"{'.'.join(map(str, key))}: " if key else ""
     if first["type"] == "missing":
         return f"{name}missing"
-    if first["type"] == "extra_forbidden":
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{name}unknown key"
     given = shown(redact(first["input"], str(key[-1]) if key else ""))
     if first["type"] == "value_error":
@@ -104,7 +104,7 @@ def _describe(deviation: Deviation, value: Any) -> str:
     messages = [first["msg"], *(error["msg"] for error in others if _key(error, value) == key)]
     texts = dict.fromkeys(re.sub(r"^\w+ should (be|have) ", "", text) for text in messages)
     expected = " or ".join(texts)
-    if first["type"] in ("model_type", "dict_type"):
+    if first["type"] in ("model_type", "dataclass_type", "dict_type"):
         expected = "key: value pairs"
     return f"{name}{given}; expected {expected}"
 

@@ -15,7 +15,7 @@ from typing import Any
 from trl import ModelConfig
 
 from rewards import OF_ANY_FORMAT, OF_ONE_FORMAT, make_importable, name_of_spec
-from rewards.logs import RESERVED_COLUMNS
+from rewards.contained import RESERVED_COLUMNS
 from rewards.redact import HIDDEN, count_redacted, redact, redact_text
 from sologrpo.command_line import Parser
 from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig

@@ -16,18 +16,11 @@ from datasets.exceptions import DatasetsError
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from rewards.grading import MARK
 from sologrpo.config.arguments import RunArguments
 from sologrpo.errors import LIBRARY_ERRORS, InputError, first_line, refusing
 from sologrpo.files import BUNDLED, check_name
 from sologrpo.hub import check_hub, why_not_found
-from sologrpo.prompts import (
-    PROMPT_FORMATS,
-    Prompt,
-    PromptFormat,
-    WorkedExample,
-    load_worked_examples,
-)
+from sologrpo.prompts import MARK, PROMPT_FORMATS, Prompt, PromptFormat, WorkedExample
 from sologrpo.schema import (
     Schema,
     advising,
@@ -36,6 +29,7 @@ from sologrpo.schema import (
     read_json,
     read_json_lines,
     read_text,
+    read_yaml,
 )
 from sologrpo.scoring.records import Gold
 
@@ -218,6 +212,22 @@ def prompt_format_of(run: RunArguments, name: str | None = None) -> PromptFormat
     return prompt_format
 
 
+def load_worked_examples(spec: Any) -> list[WorkedExample]:
+    """Read worked examples from the config's list, or from the YAML file that it names.
+
+    Raises:
+        InputError: if the file cannot be read, or an example has other fields.
+    """
+    if not spec:
+        return []
+    if isinstance(spec, list) and isinstance(spec[0], str) and len(spec) == 1:
+        (spec,) = spec  # a command line makes lists
+    with advising("give a list of {question, thinking, answer}, or a YAML file with one"):
+        if not isinstance(spec, str):
+            return parse(list[WorkedExample], spec, "worked_examples")
+        return read_yaml(Path(spec), list[WorkedExample])
+
+
 def _check_alike(
     formats: Sequence[PromptFormat], tokenizer: PreTrainedTokenizerBase | None
 ) -> None:
@@ -246,7 +256,7 @@ def _as_examples(rows: Iterable[dict[str, Any]]) -> list[WorkedExample]:
     examples = []
     for row in rows:
         thinking, _, answer = row["answer"].rpartition(MARK)
-        examples.append(WorkedExample(question=row["question"], thinking=thinking, answer=answer))
+        examples.append(WorkedExample(row["question"].strip(), thinking.strip(), answer.strip()))
     return examples
 
 

@@ -13,9 +13,8 @@ from pydantic import AfterValidator, Field
 
 from rewards.format import has_asked_format, has_trailing_text, is_integer_answer
 from rewards.grading import (
-    PROMPT_FORMATS,
-    answer_boxes,
-    answer_lines,
+    answers_in,
+    format_of,
     judge,
     lenient_is_correct,
     parse_gold,
@@ -23,6 +22,7 @@ from rewards.grading import (
 )
 from sologrpo.errors import InputError
 from sologrpo.files import RECORDS, RESULTS, UNFINISHED, write_atomically
+from sologrpo.prompts import OPEN, PROMPT_FORMATS
 from sologrpo.schema import (
     Number,
     Schema,
@@ -207,10 +207,9 @@ def judge_answer(text: str, tokens: int, stop_reason: str, gold: str, prompt_for
 
 
 def _is_integer(text: str, prompt_format: str) -> bool:
-    find = {"boxed": answer_boxes, "lm_eval": answer_lines}.get(prompt_format)
-    if find is None:
+    if format_of(prompt_format).mark == OPEN:
         return is_integer_answer(text)
-    answers = find(visible_text(text, prompt_format))
+    answers = answers_in(visible_text(text, prompt_format), prompt_format)
     # The last one is the answer, and its content is checked like that of an answer element.
     return bool(answers) and is_integer_answer(f"<answer>{answers[-1]}</answer>")
 

@@ -158,7 +158,7 @@ def test_a_resumed_run_asks_for_its_secrets(
     "text",
     [
         f"rewards: [{{a: {{api_key: {PASSWORD}}}, b: 1}}]",
-        f"rewards: [strict_format, {{completion_length: {{api_key: {PASSWORD}}}}}]",
+        f"rewards: [strict_format, {{trailing_text: {{api_key: {PASSWORD}}}}}]",
         f"rewards: [{{api_key: {PASSWORD} ]",
         f"hub_token: [{PASSWORD}]",
         f'hub_token: "{PASSWORD}\\n"',

@@ -2,23 +2,24 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from rewards import PROMPT_FORMATS as JUDGED_FORMATS
 from rewards import is_correct
+from rewards.check import RewardResult, Trial, check_hostile, hostile_completions, render
 from sologrpo.config.parsing import parse_config
 from sologrpo.files import recipes
-from sologrpo.plan.reward_check import RewardResult, check_hostile, check_run, main
-from sologrpo.plan.trials import Trial, hostile_completions, render
+from sologrpo.plan.reward_check import check_run, main
 from sologrpo.prompts import PROMPT_FORMATS
 
 ROOT = Path(__file__).resolve().parents[2]
 # What the check depends on; recipes that agree in it are checked once.
-SETTINGS = ("prompt_format", "rewards", "reward_weights", "system_prompt", "outcome_reward",
-            "outcome_gate", "max_completion_length")  # fmt: skip
+SETTINGS = (
+    "prompt_format", "rewards", "reward_weights", "system_prompt", "max_completion_length",
+)  # fmt: skip
 CONFIGS = {
     str([yaml.safe_load(path.read_text(encoding="utf-8")).get(key) for key in SETTINGS]): name
     for name, path in recipes().items()
@@ -99,8 +100,16 @@ def characters(completions, **kwargs):
     return [len(text) / 1000 for text in texts(completions)]
 
 
+def boxed(completions, answer, **kwargs):
+    return [is_correct(text, a, "boxed") for text, a in zip(texts(completions), answer)]
+
+
 def constant(completions, **kwargs):
     return [0.5] * len(completions)
+
+
+def limited(completions, completion_ids, max_tokens=100, **kwargs):
+    return [0.0 if len(ids) <= max_tokens else -0.5 for ids in completion_ids]
 
 
 def silent(completions, **kwargs):
@@ -189,10 +198,6 @@ def test_the_rewards_of_a_prompt_format_pass(check, prompt_format):
 # --- the hostile completions --------------------------------------------------------------------
 
 
-def test_every_format_of_the_judge_has_its_tricks():
-    assert set(PROMPT_FORMATS) == set(JUDGED_FORMATS)
-
-
 @pytest.mark.parametrize("prompt_format", PROMPT_FORMATS.values(), ids=lambda f: f.name)
 @pytest.mark.parametrize("gold", [18, 1200, -5, 0, 1, 60, 61, -1])
 def test_tricks_are_wrong_by_the_judge_and_the_answer_is_right(prompt_format, gold):
@@ -220,7 +225,8 @@ def test_most_tricks_hold_the_right_number(prompt_format):
 
 def test_the_runs_own_system_prompt_is_echoed():
     xml = PROMPT_FORMATS["xml"]
-    assert hostile_completions(xml, "...", 1, "Say it.")["echo of the instruction"] == "Say it."
+    own = replace(xml, system_prompt="Say it.")
+    assert hostile_completions(own, "...", 1)["echo of the instruction"] == "Say it."
     assert hostile_completions(xml, "...", 1)["echo of the instruction"] == xml.system_prompt
 
 
@@ -275,7 +281,7 @@ FINDINGS = {
         ["answer_correctness", "tried:constant"], [1, 0], {"remarks": ["constant"], "failures": 0},
     ),
     "another prompt format": (
-        ["answer_correctness", "boxed_correctness"], [1, 1], {"problems": ["constant"]},
+        ["answer_correctness", "tried:boxed"], [1, 1], {"problems": ["constant"]},
     ),
     "only None": (
         ["answer_correctness", "tried:silent"], [1, 1],
@@ -314,15 +320,6 @@ def test_what_fails_is_shown_with_its_scores(check):
     assert "'The answer is 18.'" in line
 
 
-def test_a_gate_for_completions_is_reckoned_with(check):
-    """Paid by length alone: the gate takes that from wrong answers, however long."""
-    gate = {"weights": [0.01, 1], "outcome_reward": "answer_correctness"}
-    ungated = check("answer_correctness", "tried:characters", **gate)
-    gated = check("answer_correctness", "tried:characters", **gate, outcome_gate="completion")
-    assert failed_cases(ungated) == {"stuffed with answers"}
-    assert failed_cases(gated) == set()
-
-
 @pytest.mark.parametrize(
     ("scores", "expected"),
     [
@@ -346,27 +343,18 @@ def test_the_worst_row_of_a_trick_is_shown(scores, expected):
 
 
 def test_token_ids_are_passed_where_there_is_a_tokenizer(check, tiny_llama):
-    report = check("answer_correctness", "completion_length")
+    report = check("answer_correctness", "tried:limited")
     assert report.failures == 0
-    assert (
-        "remark completion_length: not checked: needs the tokenizer of no-such-model"
-        in report.text()
-    )
+    assert "remark limited: not checked: needs the model's tokenizer" in report.text()
 
     def with_tokenizer(reward, *weights, **keys):
         return check(
             "answer_correctness", reward, weights=weights, model_name_or_path=tiny_llama, **keys
         )
 
-    report = with_tokenizer("reasoning_length", 1, 0.5)
-    assert report.failures == 0, report.text()
-    length = report.rewards[1]
-    assert 0 < length.golds_at_best < len(PROBLEMS)
-    assert length.remarks[0].endswith(", for its length")
-
     # Completions end at max_completion_length, here 120 tokens; the reward's limit is 100.
-    assert with_tokenizer("completion_length", 1, 1).failures == 0
-    report = with_tokenizer("completion_length", 1, 1, max_completion_length=100)
+    assert with_tokenizer("tried:limited", 1, 1).failures == 0
+    report = with_tokenizer("tried:limited", 1, 1, max_completion_length=100)
     assert "constant" in report.rewards[1].problems[0]
 
     undeclared = with_tokenizer("tried:undeclared_ids", 1, 0.0001).rewards[1]

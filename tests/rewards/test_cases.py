@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from rewards.grading import PROMPT_FORMATS, judge
+from rewards.grading import judge
+from sologrpo.prompts import PROMPT_FORMATS
 
 LINES = (Path(__file__).parent / "cases.jsonl").read_text(encoding="ascii").splitlines()
 CASES = [json.loads(line) for line in LINES]

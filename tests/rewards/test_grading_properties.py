@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from rewards.format import is_integer_answer
 from rewards.grading import (
-    PROMPT_FORMATS,
     extract_answer,
     is_correct,
     judge,
@@ -17,6 +16,7 @@ from rewards.grading import (
     visible_text,
 )
 from rewards.values import MAX_TEXT, read_value
+from sologrpo.prompts import PROMPT_FORMATS
 
 WRAP = {
     "xml": "<thinking>\nso\n</thinking>\n<answer>{}</answer>",
@@ -24,7 +24,7 @@ WRAP = {
     "boxed": "so \\boxed{{{}}}",
     "lm_eval": "so\n#### {}",
 }
-formats = st.sampled_from(PROMPT_FORMATS)
+formats = st.sampled_from([*PROMPT_FORMATS])
 # Every code point, lone surrogates and control characters included.
 any_text = st.text(st.characters(exclude_categories=()), max_size=300)
 PIECES = [

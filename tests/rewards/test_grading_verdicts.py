@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from rewards.grading import (
-    PROMPT_FORMATS,
     GoldError,
     extract_answer,
     is_correct,
@@ -15,6 +14,7 @@ from rewards.grading import (
     lenient_is_correct,
     parse_gold,
 )
+from sologrpo.prompts import PROMPT_FORMATS
 
 THOUGHT = "<thinking>\n9 * 2 = 18\n</thinking>\n"
 

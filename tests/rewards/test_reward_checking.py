@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from rewards import REWARDS, RewardError, RewardSpecError, load_rewards
-from rewards.checking import checked
-from rewards.logs import RESERVED_COLUMNS
+from rewards.contained import RESERVED_COLUMNS, checked
 
 COLUMNS = ["prompt", "question", "answer", "prompt_format"]
 METRICS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
@@ -132,7 +131,7 @@ def test_an_exception_names_the_row_and_keeps_its_traceback(reward):
     shown = error.value.details
     for line in ("in picky", "\nKeyError: '#### 2'\n", "'Question 1?'", "'#### 2'\n", "'two'"):
         assert line in shown
-    assert "rewards/checking.py" not in shown
+    assert "rewards/contained.py" not in shown
 
 
 def test_an_exception_of_the_batch():
@@ -261,7 +260,7 @@ def test_columns_are_logged(values, expected):
 def test_a_logged_column_must_fit_the_file(column, values, says):
     with pytest.raises(RewardError, match=r"^reward 'my_reward' raised ValueError") as error:
         logged_by(logging("log_extra", column, values))
-    assert "rewards/logs.py" not in error.value.details
+    assert "rewards/contained.py" not in error.value.details
     assert says in str(error.value)
 
 
@@ -276,6 +275,7 @@ OWN = """
 def no_kwargs(completions): return [0.0 for _ in completions]
 def needs_more(completions, difficulty, **kwargs): return [0.0 for _ in completions]
 def fine(prompts, completions, answer, **kwargs): return [0.0 for _ in completions]
+def scaled(completions, scale, **kwargs): return [scale for _ in completions]
 """
 
 
@@ -284,11 +284,17 @@ def test_signatures(tmp_path, monkeypatch, workers):
     (tmp_path / "signature_rewards.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
 
-    def load(name, *more):
-        load_rewards([f"signature_rewards:{name}"], [*COLUMNS, *more], 60, workers)
+    def load(name, *more, **parameters):
+        spec = {f"signature_rewards:{name}": parameters}
+        (reward,) = load_rewards([spec], [*COLUMNS, *more], 60, workers)
+        return reward
 
     load("fine")
     load("needs_more", "difficulty")
+    # A parameter without a default, which the config gives.
+    assert load("scaled", scale=2)(completions=["18"]) == [2.0]
+    with pytest.raises(RewardSpecError, match=r"'scaled'.*'scale'.*no such column"):
+        load("scaled")
     with pytest.raises(RewardSpecError, match=r"'no_kwargs'.*end its parameters with \*\*kwargs"):
         load("no_kwargs")
     with pytest.raises(RewardSpecError, match=r"'needs_more'.*'difficulty'.*no such column"):

@@ -45,7 +45,6 @@ def test_scores_an_argument():
     assert scores["gsm8k_weighted"] == "+1"
     assert scores["extracted answer"] == "1200"
     assert scores["verdict"] == "right: 1200 is the gold answer"
-    assert "token" in scores["completion_length"]
     assert scores["signs of hacking"] == "trailing_text, empty_reasoning"
 
 
@@ -56,7 +55,7 @@ def test_scores_standard_input_with_any_bytes():
 
 def test_scores_a_box():
     scores = table(run("score", "--gold", "#### 5", "--prompt_format", "boxed", "so \\boxed{5}"))
-    assert scores["boxed_correctness"] == "+1"
+    assert scores["answer_correctness"] == "+1"
     assert scores["verdict"].startswith("right")
 
 

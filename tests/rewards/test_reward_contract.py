@@ -8,8 +8,7 @@ import pytest
 
 from rewards import OUTCOME_REWARDS, REWARDS, load_rewards
 from rewards.completions import text_of
-from rewards.correctness import answer_correctness, boxed_correctness, gsm8k_weighted
-from rewards.length import completion_length, reasoning_length
+from rewards.correctness import answer_correctness, gsm8k_weighted
 
 GOOD = "<thinking>\n9 * 2 = 18\n</thinking>\n<answer>\n18\n</answer>"
 TEXTS = [GOOD, "18", "<answer>18</answer> Bye.", r"\boxed{18}", "", "\ud800"]
@@ -51,7 +50,7 @@ def test_every_reward_keeps_the_contract(name):
     assert pickle.loads(pickle.dumps(reward)) is reward
 
 
-@pytest.mark.parametrize("reward", [answer_correctness, boxed_correctness, gsm8k_weighted])
+@pytest.mark.parametrize("reward", [answer_correctness, gsm8k_weighted])
 def test_no_score_without_a_valid_gold(reward):
     assert reward(["<answer>18</answer>", "18"], ["18", "#### x"]) == [None, None]
     assert reward([GOOD, r"\boxed{18}"], ["nothing", "#### 18"])[0] is None
@@ -61,10 +60,7 @@ def test_no_score_without_a_valid_gold(reward):
     ("reward", "columns"),
     [
         (answer_correctness, {"answer": ["#### 18"]}),
-        (boxed_correctness, {"answer": ["#### 18"]}),
         (gsm8k_weighted, {"answer": ["#### 18"]}),
-        (completion_length, {"completion_ids": [[7]]}),
-        (reasoning_length, {"completion_ids": [[7]]}),
         (answer_correctness, {"answer": ["#### 18"] * 2, "prompt_format": ["xml"]}),
     ],
 )
@@ -105,10 +101,6 @@ def test_answer_correctness_follows_the_column_of_formats():
     golds = ["#### 18"] * 3
     assert answer_correctness(completions, golds, prompt_format=formats) == [1.0, 1.0, 1.0]
     assert answer_correctness(completions, golds, prompt_format="boxed") == [0.0, 0.0, 1.0]
-
-
-def test_boxed_correctness_ignores_the_column_of_formats():
-    assert boxed_correctness([r"\boxed{18}"], ["#### 18"], prompt_format=["xml"]) == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -172,37 +164,10 @@ def test_the_reason_of_each_verdict_is_logged(name):
     assert "gold answer" in no_gold
 
 
-def test_completion_length_counts_tokens():
-    ids = [[], [7] * 10, [7] * 11]
-    scores = completion_length(["long " * 99] * 3, completion_ids=ids, max_tokens=10, penalty=0.25)
-    assert scores == [0.0, 0.0, -0.25]
-
-
-@pytest.mark.parametrize(
-    ("text", "prompt_format", "enough"),
-    [
-        ("<thinking>" + "word " * 50 + "</thinking><answer>18</answer>", "xml", True),
-        ("<answer>18</answer>", "xml", False),
-        ("word " * 50 + "<answer>18</answer>", "xml", False),
-        ("<thinking>" + " " * 500 + "</thinking>" + "<answer>18</answer>" * 20, "xml", False),
-        ("word " * 50 + "</think> <answer>18</answer>", "r1_zero", True),
-        ("</think>" + "<answer>18</answer>" * 20, "r1_zero", False),
-        ("word " * 50 + "\\boxed{18}", "boxed", True),
-        ("\\boxed{18}" + " word" * 50, "boxed", False),
-        ("", "xml", False),
-    ],
-)
-def test_reasoning_length(text, prompt_format, enough):
-    scores = reasoning_length(
-        [text], completion_ids=[[7] * 100], prompt_format=prompt_format, min_tokens=60, penalty=0.5
-    )
-    assert scores == [0.0 if enough else -0.5]
-
-
 def test_importing_rewards_imports_nothing_heavy():
     code = (
         "import sys, rewards, rewards.command\n"
-        "heavy = {'torch', 'trl', 'numpy', 'transformers', 'datasets', 'sologrpo'}\n"
+        "heavy = {'torch', 'trl', 'numpy', 'transformers', 'datasets', 'pydantic'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

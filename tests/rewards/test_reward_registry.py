@@ -42,10 +42,9 @@ def test_names_and_order():
 
 
 def test_parameters():
-    spec = {"completion_length": {"max_tokens": 2, "penalty": 3}}
-    (reward,) = load_rewards([spec])
-    assert reward.__name__ == "completion_length"
-    assert reward(completions=[""] * 2, completion_ids=[[7] * 2, [7] * 3]) == [0.0, -3]
+    (reward,) = load_rewards([{"own_rewards:my_reward": {"bonus": 3}}])
+    assert reward.__name__ == "my_reward"
+    assert reward(completions=["", "ab"]) == [0.0, 6.0]
 
 
 @pytest.mark.parametrize("spec", [{"strict_format": None}, {"strict_format": {}}])
@@ -58,9 +57,6 @@ def test_a_users_own_reward():
     assert plain(completions=["abc"]) == [3.0]
     assert judge(completions=["abc"]) == [0.5]
     assert (plain.__name__, judge.__name__) == ("my_reward", "my_judge")
-    weighted = load_reward({"own_rewards:my_reward": {"bonus": 2}})
-    assert weighted.__name__ == "my_reward"
-    assert weighted(["abc"]) == [6]
 
 
 def test_an_async_reward_stays_async():
@@ -84,12 +80,11 @@ def test_an_async_reward_stays_async():
         ("own_rewards:my_rewrad", "did you mean 'my_reward'"),
         ("own_rewards:", "has no function ''"),
         ("own_rewards:GREETING", "has no function 'GREETING'"),
-        ({"completion_length": {"max_token": 1}}, "no parameter 'max_token'; it takes: max_tokens"),
-        ({"completion_length": {"completions": []}}, "no parameter 'completions'"),
-        ({"completion_length": {"max_tokens": "many"}}, "max_tokens must be a number"),
-        ({"completion_length": {"max_tokens": True}}, "max_tokens must be a number"),
-        ({"strict_format": {"weight": 2}}, "it takes: none"),
-        ({"own_rewards:my_reward": {"bnous": 2}}, "it takes: bonus"),
+        ({"own_rewards:my_reward": {"bnous": 2}}, "no parameter 'bnous'; it takes: bonus"),
+        ({"own_rewards:my_reward": {"completions": []}}, "no parameter 'completions'"),
+        ({"own_rewards:my_reward": {"bonus": "many"}}, "bonus must be a number"),
+        ({"own_rewards:my_reward": {"bonus": True}}, "bonus must be a number"),
+        ({"trailing_text": {"weight": 2}}, "it takes: none"),
         ({"strict_format": 3}, "write a reward as a name or"),
         ({"a": {}, "b": {}}, "write a reward as a name or"),
         ({}, "write a reward as a name or"),

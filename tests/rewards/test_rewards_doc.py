@@ -7,7 +7,7 @@ import yaml
 from test_reward_cli import run
 
 from rewards import REWARDS, hacking_signs
-from rewards.checking import PASSED_BY_TRL
+from rewards.contained import PASSED_BY_TRL
 from sologrpo.files import recipes
 from tiny import ROOT
 

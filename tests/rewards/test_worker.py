@@ -36,7 +36,7 @@ def count(completions, **kwargs):
 
 
 def modules(completions, **kwargs):
-    return [float(name in sys.modules) for name in ("torch", "trl", "numpy", "sologrpo")]
+    return [float(name in sys.modules) for name in ("torch", "trl", "numpy", "pydantic")]
 
 
 def draw(completions, **kwargs):
