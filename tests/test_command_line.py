@@ -70,10 +70,13 @@ def runs(work: Path, config_file: Path, server: Server) -> tuple[Path, Path, str
 
 @pytest.fixture(scope="module")
 def evaluated(work: Path, runs: tuple[Path, Path, str]) -> tuple[Path, str]:
-    """Evaluate the first run; return the folder of the merged model, and the output."""
+    """Evaluate and export the first run; return the merged model's folder, and what was printed."""
     merged = work / "merged"
-    printed = run_here("evaluate", "--run", runs[0], "--save_merged", merged)
+    printed = run_here("evaluate", "--run", runs[0])
     assert printed.code == 0, printed
+    exported = run_here("sologrpo/export/export", "--run", runs[0], "--save_merged", merged)
+    assert exported.code == 0, exported
+    assert exported.stdout.endswith(f"merged    {merged}\n")
     return merged, printed.stdout
 
 
@@ -126,14 +129,14 @@ def test_the_first_and_the_last_lines_can_be_copied(runs: tuple[Path, Path, str]
 def test_the_last_lines_of_an_evaluation_can_be_copied(
     runs: tuple[Path, Path, str], evaluated: tuple[Path, str]
 ) -> None:
-    run, (merged, printed) = runs[0], evaluated
-    saved, accuracy, *last = printed.splitlines()[-5:]
-    assert saved == f"merged    {merged}"
+    run, (_, printed) = runs[0], evaluated
+    accuracy, *last = printed.splitlines()[-5:]
     assert re.fullmatch(
         r"accuracy  \S+% -> \S+%: \S+ points \(95 % interval \S+ to \S+\)", accuracy
     )
+    export = f"          sologrpo export --run {run} --save_merged out/{run.name}"
     assert last == [f"adapter   {run}/adapter", f"report    {run}/report.html",
-                    f"next      sologrpo chat --run {run}"]  # fmt: skip
+                    f"next      sologrpo chat --run {run}", export]  # fmt: skip
 
 
 def test_completions_are_kept_with_their_rewards(runs: tuple[Path, Path, str]) -> None:
@@ -491,19 +494,8 @@ def test_4bit_run_is_merged_into_the_weights_it_was_trained_on(
     assert trained.code == 0, trained
     evaluated = call("evaluate", "--run", tmp_path / "run", "--limit", "2")
     assert evaluated.code == 0, evaluated
-    original = call(
-        "evaluate", "--run", tmp_path / "run", "--limit", "2",
-        "--merge_into", "original", "--label", "original",
-    )  # fmt: skip
-    assert original.code == 0, original
-    precision = {
-        label: json.loads((tmp_path / "run/eval" / label / "results.json").read_text())["precision"]
-        for label in ("trained-limit2", "original")
-    }
-    assert precision == {
-        "trained-limit2": "NF4 dequantised, float32, adapter merged",
-        "original": "unquantised, float32, adapter merged",
-    }
+    results = json.loads((tmp_path / "run/eval/trained-limit2/results.json").read_text())
+    assert results["precision"] == "NF4 dequantised, float32, adapter merged"
 
 
 def test_merged_folder_is_evaluated_as_a_model(

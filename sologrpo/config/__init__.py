@@ -4,6 +4,7 @@ import sologrpo.bitsandbytes_import  # noqa: F401  # first: TRL imports PEFT
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.chat import parse_chat
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
+from sologrpo.config.export import parse_export
 from sologrpo.config.parsing import parse_config
 
 __all__ = [
@@ -13,4 +14,5 @@ __all__ = [
     "parse_chat",
     "parse_config",
     "parse_evaluation",
+    "parse_export",
 ]

@@ -21,7 +21,6 @@ from sologrpo.config.arguments import (
     SoloGRPOConfig,
 )
 from sologrpo.config.checks import check_settings
-from sologrpo.config.export import ORIGINAL, ExportArguments, check_export_arguments
 from sologrpo.config.parsing import RENAMED, CheckedParser
 from sologrpo.environment import fix_prompt_date, read_environment
 from sologrpo.errors import InputError
@@ -43,12 +42,34 @@ OF_TRAINING = ("max_completion_length", "seed", "chat_template_kwargs")
 
 
 @dataclass
-class EvaluationArguments:
-    """Hold the options of `sologrpo evaluate`; the run's config provides the others."""
+class ModelArguments:
+    """Hold the options that name a model, its data and its prompt; the run's config has others."""
 
     run: str | None = HfArg(default=None, help="Run directory")
     model: str | None = HfArg(default=None, help="Base model, or a merged one")
     adapter: str | None = HfArg(default=None, help="Adapter folder")
+    dataset_name: str | None = HfArg(default=None, help="As in training")
+    dataset_config: str | None = HfArg(default=None, help="As in training")
+    prompt_format: str | None = HfArg(
+        default=None, metadata={"choices": sorted(PROMPT_FORMATS)}, help="As in training"
+    )
+    max_completion_length: int | None = HfArg(
+        default=None, help="In tokens (default: the run's, or 512)"
+    )
+    seed: int = HfArg(default=0, help="Seed for choosing problems and for sampling")
+    output_dir: str | None = HfArg(
+        default=None, help="Folder for the results (default: the run directory)"
+    )
+    trust_remote_code: bool = HfArg(
+        default=False, help="Run code of the model's repository; never taken from the run's config"
+    )
+    traceback: bool = HfArg(default=False, help="Show tracebacks of bad input")
+
+
+@dataclass
+class EvaluationArguments(ModelArguments):
+    """Hold the options of `sologrpo evaluate`."""
+
     label: str | None = HfArg(
         default=None, help="Name of the result under eval/ (default: trained, or the model's name)"
     )
@@ -65,31 +86,15 @@ class EvaluationArguments:
     temperature: float = HfArg(default=1.0, help="Temperature of those completions")
     top_p: float = HfArg(default=1.0, help="Nucleus of those completions")
     resume: bool = HfArg(default=False, help="Resume an interrupted evaluation")
-    dataset_name: str | None = HfArg(default=None, help="As in training")
-    dataset_config: str | None = HfArg(default=None, help="As in training")
     dataset_test_split: str | None = HfArg(default=None, help="As in training")
-    prompt_format: str | None = HfArg(
-        default=None, metadata={"choices": sorted(PROMPT_FORMATS)}, help="As in training"
-    )
     prompt_formats: list[str] | None = HfArg(
         default=None,
         help="Ask the same problems with each of these prompts, the trained one among them, and "
         f"compare the gains: {','.join(PROMPT_FORMATS)}",
     )
-    max_completion_length: int | None = HfArg(
-        default=None, help="In tokens (default: the run's, or 512)"
-    )
     limit: int | None = HfArg(
         default=None, help="Evaluate only this many problems, chosen by the seed"
     )
-    seed: int = HfArg(default=0, help="Seed for choosing problems and for sampling")
-    output_dir: str | None = HfArg(
-        default=None, help="Folder for eval/<label>/ (default: the run directory)"
-    )
-    trust_remote_code: bool = HfArg(
-        default=False, help="Run code of the model's repository; never taken from the run's config"
-    )
-    traceback: bool = HfArg(default=False, help="Show tracebacks of bad input")
 
 
 @dataclass
@@ -129,7 +134,6 @@ class EvaluationSettings:
     trust_remote_code: bool
     chat_template_kwargs: dict[str, Any]
     training_seed: int | None
-    export: ExportArguments
 
     @property
     def suffix(self) -> str:
@@ -185,9 +189,7 @@ def _label_suffix(precision: str, trained_in_4bit: bool) -> str:
 
 
 def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
-    """Parse the command line of an evaluation or export, and fill it from the run's config.
-
-    With `--merge_into original`, the precision to evaluate is the same merge by default.
+    """Parse the command line of an evaluation, and fill it from the run's config.
 
     Args:
         argv: without the command's name.
@@ -195,8 +197,17 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     Raises:
         InputError: for an unknown or contradictory option, or without a run and a model.
     """
-    args, export = CheckedParser(EvaluationArguments, ExportArguments, renamed=RENAMED).parse(argv)
-    check_export_arguments(export)
+    (args,) = CheckedParser(EvaluationArguments, renamed=RENAMED).parse(argv)
+    _check_evaluation(args)
+    return fill_from_run(args)
+
+
+def fill_from_run(args: EvaluationArguments) -> EvaluationSettings:
+    """Resolve the options of a command line with the config of the run that they name.
+
+    Raises:
+        InputError: without a run and a model, or for a damaged config.
+    """
     if not args.run and not args.model:
         raise InputError("give --run runs/NAME, or --model NAME [--adapter FOLDER]")
     saved = _read_run(Path(args.run), args.trust_remote_code) if args.run else {}
@@ -222,11 +233,7 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     }
     others += [f"{name}{size}" for name, size in sizes.items() if size]
     trained_formats = own.prompt_formats or [own.prompt_format]
-    _check_evaluation(args)
     formats = _check_formats(args, own.prompt_format, trained_formats)
-    precision = args.precision or (
-        MERGED if export.merge_into == ORIGINAL else _usual_precision(trained_in_4bit)
-    )
     settings = EvaluationSettings(
         run=Path(args.run) if args.run else None,
         output_dir=Path(args.output_dir or args.run or "runs/evaluation"),
@@ -237,8 +244,8 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
         adapter=Path(adapter) if adapter else None,
         model=model,
         trained_in_4bit=trained_in_4bit,
-        precision=precision,
-        is_precision_given=bool(args.precision) or export.merge_into == ORIGINAL,
+        precision=args.precision or _usual_precision(trained_in_4bit),
+        is_precision_given=bool(args.precision),
         data=data,
         prompt_formats=formats,
         trained_formats=trained_formats,
@@ -252,7 +259,6 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
         trust_remote_code=args.trust_remote_code,
         chat_template_kwargs=saved.get("chat_template_kwargs") or {},
         training_seed=saved.get("seed"),
-        export=export,
     )
     asked = settings.in_format(args.prompt_format or own.prompt_format)
     return replace(asked, given_label=args.label)

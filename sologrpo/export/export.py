@@ -22,8 +22,8 @@ from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Trainer
 from transformers.trainer import TRAINING_ARGS_NAME
 
-from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
-from sologrpo.config.export import DEQUANTISED, ORIGINAL, ExportArguments
+from sologrpo.config.evaluation import EvaluationSettings
+from sologrpo.config.export import DEQUANTISED, ORIGINAL, ExportArguments, parse_export
 from sologrpo.console import Terminal, aligned, gibibytes, print_line, quiet_libraries
 from sologrpo.data.dataset import load_train_and_validation, stop_strings
 from sologrpo.errors import InputError, one_line_errors
@@ -78,7 +78,8 @@ class Export:
     """An export whose input was checked.
 
     Attributes:
-        settings: of the evaluation of the run: model, adapter, data, and the flags of the export.
+        settings: of the evaluation of the run: model, adapter, data.
+        arguments: the flags of the export.
         adapter: of the run.
         made_from: describes everything that each model depends on.
         folders: of the models to be saved, in the order of making.
@@ -88,6 +89,7 @@ class Export:
     """
 
     settings: EvaluationSettings
+    arguments: ExportArguments
     adapter: Path
     made_from: dict[str, dict[str, Any]]
     folders: dict[str, Path]
@@ -96,35 +98,29 @@ class Export:
     repository: str | None = None
 
 
-def begin_export(settings: EvaluationSettings) -> Export | None:
-    """Check the input before any work is done; return None if there is nothing to export.
-
-    Args:
-        settings: of the evaluation of the run, with the flags of the export.
+def begin_export(settings: EvaluationSettings, arguments: ExportArguments) -> Export:
+    """Check the input before any work is done.
 
     Raises:
         InputError: if there is no adapter, if a folder is in use, if there are no problems to
             compare models on, if main memory is too small to merge in, or if the Hub would not
             accept a name or the push.
     """
-    arguments = settings.export
-    asked = (arguments.save_merged, arguments.save_4bit, arguments.gguf, arguments.push_to_hub)
-    if not any(asked):
-        return None
     if settings.adapter is None:
         raise InputError("there is no adapter to export: give --run runs/NAME, or --adapter FOLDER")
     check_adapter(settings.adapter, settings.model.model_name_or_path)
     for name in filter(None, (arguments.push_to_hub, arguments.base_model)):
         check_repository_name(name)
     folders = _model_folders(arguments, inside(settings.output_dir, "export"))
-    made_from = dict.fromkeys(folders, fingerprint(settings))
+    made_from = dict.fromkeys(folders, fingerprint(settings, arguments))
     if "gguf" in folders:
         made_from["gguf"] = made_from["gguf"] | {"gguf": arguments.gguf}
     found = {kind: finished_gaps(folder, made_from[kind]) for kind, folder in folders.items()}
     finished = {kind: gaps for kind, gaps in found.items() if gaps is not None}
     missing = [folder for kind, folder in folders.items() if kind not in finished]
     read_run(settings.run)  # for the card: damaged files are found before a model is made
-    problems = _load_problems(settings) if missing else None
+    count = arguments.parity_problems or MOST
+    problems = _load_problems(settings, count) if missing else None
     if "merged" in folders.keys() - finished.keys():
         _check_main_memory(settings)
     for folder in missing:
@@ -132,7 +128,9 @@ def begin_export(settings: EvaluationSettings) -> Export | None:
     repository = None
     if arguments.push_to_hub and not arguments.dry_run:
         repository = open_repository(arguments.push_to_hub, arguments.private)
-    return Export(settings, settings.adapter, made_from, folders, finished, problems, repository)
+    return Export(
+        settings, arguments, settings.adapter, made_from, folders, finished, problems, repository
+    )
 
 
 def _model_folders(arguments: ExportArguments, default: Path) -> dict[str, Path]:
@@ -158,8 +156,8 @@ def _check_main_memory(settings: EvaluationSettings) -> None:
         )
 
 
-def _load_problems(settings: EvaluationSettings) -> Dataset:
-    """Load problems of the training split, held-out ones if there are any.
+def _load_problems(settings: EvaluationSettings, count: int) -> Dataset:
+    """Load up to `count` problems of the training split, held-out ones if there are any.
 
     The test split is read by `evaluate.py` alone.
     """
@@ -174,7 +172,7 @@ def _load_problems(settings: EvaluationSettings) -> Dataset:
         settings.data, tokenizer, settings.seed if seed is None else seed
     )
     rows = train if validation is None else validation
-    return rows.select(range(min(settings.export.parity_problems or MOST, len(rows))))
+    return rows.select(range(min(count, len(rows))))
 
 
 def export_and_push(export: Export, console: Console) -> None:
@@ -188,7 +186,7 @@ def export_and_push(export: Export, console: Console) -> None:
         InputError: if a saved model is too far from the trained one to be pushed, or the push
             fails, or memory runs out. Saved models stay, and the same command reuses them.
     """
-    arguments, folders = export.settings.export, dict(export.folders)
+    arguments, folders = export.arguments, dict(export.folders)
     with explaining_out_of_memory(
         "close other programs and run the same command again, which reuses finished models; "
         "--parity_problems 1 takes the least memory"
@@ -217,7 +215,7 @@ def export_and_push(export: Export, console: Console) -> None:
 
 
 def _push(export: Export, folder: Path, gap: Gap | None, console: Console) -> None:
-    arguments = export.settings.export
+    arguments = export.arguments
     failure = None if gap is None else parity_failure(gap, arguments.max_kl)
     if failure and not arguments.push_despite_gap:
         raise InputError(
@@ -244,7 +242,8 @@ def _make_models(export: Export, console: Console) -> dict[str, list[Gap]]:
     missing = [kind for kind in export.folders if kind not in made]
     if export.problems is not None:
         models = len(missing) + (len(_merge_kinds(export)) - 1 if "merged" in missing else 0)
-        check = ParityCheck(export.settings, export.problems, models, console)
+        asked = export.arguments.parity_problems
+        check = ParityCheck(export.settings, export.problems, models, console, asked)
         make = {"merged": _make_merged, "4bit": _make_4bit, "gguf": _make_gguf}
         for kind in missing:
             made[kind] = make[kind](export, check)
@@ -270,7 +269,7 @@ def _make_merged(export: Export, check: ParityCheck) -> list[Gap]:
 def _merge_kinds(export: Export) -> list[str]:
     if not export.settings.trained_in_4bit:
         return [ORIGINAL]
-    asked = export.settings.export.merge_into
+    asked = export.arguments.merge_into
     return [DEQUANTISED, ORIGINAL] if asked == "closer" else [asked]
 
 
@@ -310,7 +309,7 @@ def _make_4bit(export: Export, check: ParityCheck) -> list[Gap]:
 
 
 def _make_gguf(export: Export, check: ParityCheck) -> list[Gap]:
-    kind = str(export.settings.export.gguf)
+    kind = str(export.arguments.gguf)
     folder = unfinished_folder(export.folders["gguf"], "gguf")
     file = folder / f"model-{kind}.gguf"
     gguf.convert(export.folders["merged"], file, kind, export.settings.trust_remote_code)
@@ -333,19 +332,13 @@ def _print_gaps(console: Console, gaps: Sequence[Gap]) -> None:
 
 @one_line_errors
 def main(argv: Sequence[str] | None = None) -> None:
-    """Export a run without evaluating it.
+    """Run the stages of an export.
 
     Args:
         argv: the flags; by default those of the process.
     """
     quiet_libraries()
-    settings = parse_evaluation(sys.argv[1:] if argv is None else argv)
-    export = begin_export(settings)
-    if export is None:
-        raise InputError(
-            "nothing to do: give --save_merged FOLDER, --save_4bit FOLDER, --gguf TYPE or "
-            "--push_to_hub NAME"
-        )
+    export = begin_export(*parse_export(sys.argv[1:] if argv is None else argv))
     export_and_push(export, Terminal())
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sologrpo.config.evaluation import EvaluationSettings
+from sologrpo.config.export import ExportArguments
 from sologrpo.errors import InputError
 from sologrpo.export.model_card import public_name
 from sologrpo.export.parity import Gap
@@ -41,7 +42,7 @@ class _Marker(Schema):
     gaps: list[Gap]
 
 
-def fingerprint(settings: EvaluationSettings) -> dict[str, Any]:
+def fingerprint(settings: EvaluationSettings, arguments: ExportArguments) -> dict[str, Any]:
     """Describe everything that every saved model depends on, to compare two exports."""
     assert settings.adapter is not None
     return {
@@ -50,8 +51,8 @@ def fingerprint(settings: EvaluationSettings) -> dict[str, Any]:
         "base_revision": settings.model.model_revision,
         "dtype": str(settings.model.dtype),
         "trained_in_4bit": settings.trained_in_4bit,
-        "merge_into": settings.export.merge_into,
-        "parity_problems": settings.export.parity_problems,
+        "merge_into": arguments.merge_into,
+        "parity_problems": arguments.parity_problems,
     }
 
 

@@ -158,7 +158,7 @@ class _Answer:
 class ParityCheck:
     """Load the trained model and keep its answers to some problems; compare saved models with it.
 
-    Without `parity_problems`, the time of the first answers decides how many problems are used, the
+    Without `asked`, the time of the first answers decides how many problems are used, the
     fewest where merged models do not fit on the GPU.
 
     Args:
@@ -166,6 +166,7 @@ class ParityCheck:
         problems: rows with `prompt`, `question`, `answer` and `prompt_format`.
         models: number of saved models that will be measured.
         console: to print progress on.
+        asked: number of problems.
 
     Example::
 
@@ -174,7 +175,12 @@ class ParityCheck:
     """
 
     def __init__(
-        self, settings: EvaluationSettings, problems: Dataset, models: int, console: Console
+        self,
+        settings: EvaluationSettings,
+        problems: Dataset,
+        models: int,
+        console: Console,
+        asked: int | None = None,
     ) -> None:
         self._settings = settings
         self._problems = problems
@@ -185,7 +191,7 @@ class ParityCheck:
         )
         self._stops = StopStrings(self._tokenizer, stop_strings(problems))
         release_unused()
-        self._answers = self._answer_and_score(models)
+        self._answers = self._answer_and_score(models, asked)
         self._are_right = self._judge([answer.tokens for answer in self._answers], self._tokenizer)
         release_unused()
 
@@ -236,7 +242,7 @@ class ParityCheck:
                 rows.append(tokens[:end])
         return self._gap(name, distances, rows, tokenizer), template
 
-    def _answer_and_score(self, models: int) -> list[_Answer]:
+    def _answer_and_score(self, models: int, asked: int | None) -> list[_Answer]:
         """Load the trained model, let it answer, and score its answers."""
         settings = self._settings
         assert settings.adapter is not None
@@ -254,7 +260,7 @@ class ParityCheck:
         first = answer(prompts[:FEWEST])
         seconds = (time.perf_counter() - start) / len(first)
         by_speed = FEWEST if lack else max(FEWEST, int(SECONDS / seconds / (1 + models)))
-        count = min(settings.export.parity_problems or by_speed, len(prompts))
+        count = min(asked or by_speed, len(prompts))
         pace = f"about {count * seconds:.0f} s for each model"
         if lack:
             pace = f"slowly, merged models in main memory: {lack}"

@@ -93,8 +93,9 @@ def checked(
     (folder / "run.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     assert exit_code(train_without_report(), "--config", folder / "run.yaml") == 0
     assert exit_code(export_module, "--run", run, "--save_merged", merged) == 0
-    export = parse_evaluation(["--run", str(run), "--parity_problems", "8"])
-    return Checked(run, merged, ParityCheck(export, _load_problems(export), 1, Terminal()))
+    settings = parse_evaluation(["--run", str(run)])
+    problems = _load_problems(settings, 8)
+    return Checked(run, merged, ParityCheck(settings, problems, 1, Terminal(), 8))
 
 
 FAMILIES = pytest.mark.parametrize("checked", ["llama", "qwen2"], indirect=True)

@@ -174,7 +174,6 @@ def test_a_4bit_run_that_fits_in_4_bits_only_is_evaluated_as_it_was_trained(
     [
         ("run_4bit", ["--precision", "merged_dequantised"], "precision merged_dequantised: "),
         ("run_4bit", ["--precision", "adapter"], "precision adapter: "),
-        ("run_4bit", ["--merge_into", "original"], "precision merged: "),
         ("run_plain", [], "precision merged: "),
         ("run_plain", ["--precision", "adapter"], "precision adapter: "),
     ],

@@ -94,15 +94,15 @@ def trained(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Evalu
     folder = tmp_path_factory.mktemp("adapter")
     get_peft_model(load_base_model(model), config).save_pretrained(str(folder))
     arguments = ["--model", str(tiny_llama), "--adapter", str(folder)]
-    arguments += ["--max_completion_length", "12", "--parity_problems", "4"]
+    arguments += ["--max_completion_length", "12"]
     settings = parse_evaluation(arguments)
     return replace(settings, model=model, trained_in_4bit=True)
 
 
-def check_on(trained: EvaluationSettings) -> ParityCheck:
+def check_on(trained: EvaluationSettings, count: int | None = 4) -> ParityCheck:
     tokenizer = load_tokenizer(str(trained.model.model_name_or_path))
     problems = build_prompts(Dataset.from_list(rows(20)), trained.data, tokenizer)
-    return ParityCheck(trained, problems, 1, Terminal())
+    return ParityCheck(trained, problems, 1, Terminal(), count)
 
 
 def save(trained: EvaluationSettings, folder: Path, in_4bit: bool, adapter: bool = True) -> Path:
@@ -168,8 +168,7 @@ def test_the_speed_of_the_machine_decides_on_the_number_of_problems(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(parity, "SECONDS", seconds)
-    by_speed = replace(trained, export=replace(trained.export, parity_problems=None))
-    check_on(by_speed)
+    check_on(trained, None)
     assert f"compare   on {count} training problems, about" in capfd.readouterr().out
 
 
@@ -230,8 +229,7 @@ def test_a_merge_that_does_not_fit_on_the_gpu_is_compared_in_main_memory(
     save_4bit(merge, tmp_path / "4bit")
     monkeypatch.setattr(fitting, "free_bytes", lambda device: 2**18)
     monkeypatch.setattr(parity, "SECONDS", 1e9)  # time is not what bounds the problems
-    by_speed = replace(trained, export=replace(trained.export, parity_problems=None))
-    check = check_on(by_speed)
+    check = check_on(trained, None)
     said = capfd.readouterr().out
     assert "compare   on 8 training problems, slowly, merged models in main memory: " in said
     on_gpu: list[str] = []
