@@ -42,10 +42,10 @@ class ExportArguments(ModelArguments):
         default=None, help="Folder for the GGUF file (default: export/gguf-TYPE of the run)"
     )
     merge_into: str = HfArg(
-        default="closer",
-        metadata={"choices": ["closer", DEQUANTISED, ORIGINAL]},
-        help="Base weights for merging a 4-bit run: the dequantised NF4 weights, the "
-        "original ones, or whichever is measured to be closer to the trained model",
+        default=DEQUANTISED,
+        metadata={"choices": [DEQUANTISED, ORIGINAL]},
+        help="Base weights for merging a 4-bit run: the dequantised NF4 weights, which were "
+        "trained on, or the original ones",
     )
     push_to_hub: str | None = HfArg(default=None, help="Push to this repository: NAME or USER/NAME")
     what: str = HfArg(default="adapter", metadata={"choices": [*WHATS]}, help="What to push")

@@ -7,7 +7,6 @@ Everything is saved on disk before it is pushed. A second call with the same ada
 reuses what it finds there.
 """
 
-import math
 import os
 import shutil
 import sys
@@ -241,9 +240,8 @@ def _make_models(export: Export, console: Console) -> dict[str, list[Gap]]:
     made = dict(export.finished)
     missing = [kind for kind in export.folders if kind not in made]
     if export.problems is not None:
-        models = len(missing) + (len(_merge_kinds(export)) - 1 if "merged" in missing else 0)
         asked = export.arguments.parity_problems
-        check = ParityCheck(export.settings, export.problems, models, console, asked)
+        check = ParityCheck(export.settings, export.problems, len(missing), console, asked)
         make = {"merged": _make_merged, "4bit": _make_4bit, "gguf": _make_gguf}
         for kind in missing:
             made[kind] = make[kind](export, check)
@@ -251,26 +249,17 @@ def _make_models(export: Export, console: Console) -> dict[str, list[Gap]]:
 
 
 def _make_merged(export: Export, check: ParityCheck) -> list[Gap]:
-    """Save each merge that was asked for next to the target; keep the closest, of the first gap."""
-    target = export.folders["merged"]
-    merges, gaps = {}, []
-    for kind in _merge_kinds(export):
-        merges[kind] = unfinished_folder(target, kind)
-        _merge_to_disk(export, kind, merges[kind])
-        release_unused()
-        gaps.append(check.measure(kind, merges[kind]))
-    gaps.sort(key=lambda gap: (math.isnan(gap.kl), gap.kl))
-    finish(merges.pop(gaps[0].name), target, export.made_from["merged"], gaps)
-    for folder in merges.values():
-        shutil.rmtree(folder)
+    target, kind = export.folders["merged"], _merge_kind(export)
+    folder = unfinished_folder(target, kind)
+    _merge_to_disk(export, kind, folder)
+    release_unused()
+    gaps = [check.measure(kind, folder)]
+    finish(folder, target, export.made_from["merged"], gaps)
     return gaps
 
 
-def _merge_kinds(export: Export) -> list[str]:
-    if not export.settings.trained_in_4bit:
-        return [ORIGINAL]
-    asked = export.arguments.merge_into
-    return [DEQUANTISED, ORIGINAL] if asked == "closer" else [asked]
+def _merge_kind(export: Export) -> str:
+    return export.arguments.merge_into if export.settings.trained_in_4bit else ORIGINAL
 
 
 def _merge_to_disk(export: Export, kind: str, folder: Path) -> None:

@@ -134,10 +134,9 @@ def gap_table(gaps: Sequence[Gap]) -> list[list[str]]:
     """Lay out gaps as a table: a header row, then one row per measure, one column per model.
 
     Args:
-        gaps: of the merge that was kept, and then of all others.
+        gaps: one for each model.
     """
-    kept, *others = gaps
-    header = ["saved as", f"{kept.name} (kept)", *(gap.name for gap in others)]
+    header = ["saved as", *(gap.name for gap in gaps)]
     return [header, *([title, *(cell(gap) for gap in gaps)] for title, cell in _ROWS)]
 
 
