@@ -76,7 +76,7 @@ def evaluated(work: Path, runs: tuple[Path, Path, str]) -> tuple[Path, str]:
     assert printed.code == 0, printed
     exported = run_here("sologrpo/export/export", "--run", runs[0], "--save_merged", merged)
     assert exported.code == 0, exported
-    assert exported.stdout.endswith(f"merged    {merged}\n")
+    assert f"\nmerged    {merged}\n" in exported.stdout
     return merged, printed.stdout
 
 

@@ -97,7 +97,7 @@ RULES: dict[str, Any] = {
     # These may hold a secret.
     **dict.fromkeys(("hub_token", "vllm_server_base_url"), Annotated[str, AfterValidator(text)]),
     **dict.fromkeys(("max_train_examples", "max_prompt_tokens", "train_token_budget",
-                     "sampling_token_budget", "limit", "parity_problems"), POSITIVE),
+                     "sampling_token_budget", "limit"), POSITIVE),
     "max_kl": RATIO,
     "reward_workers": between(0, 256),
     "max_resample_rounds": between(0, 1000),

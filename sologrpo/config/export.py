@@ -58,11 +58,6 @@ class ExportArguments(ModelArguments):
         default=MAX_KL,
         help="Largest KL divergence of a pushed model from the trained one, nats per token",
     )
-    parity_problems: int | None = HfArg(
-        default=None,
-        help="Training problems used to compare the saved and the trained model (default: 8 to 32, "
-        "by the speed of the machine)",
-    )
     base_model: str | None = HfArg(
         default=None, help="Hub name of the base model, for the card of a run on a local folder"
     )

@@ -23,7 +23,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from sologrpo.config.evaluation import EvaluationSettings
 from sologrpo.config.export import DEQUANTISED, ORIGINAL, ExportArguments, parse_export
-from sologrpo.console import Terminal, aligned, gibibytes, print_line, quiet_libraries
+from sologrpo.console import Terminal, gibibytes, print_line, quiet_libraries
 from sologrpo.data.dataset import load_train_and_validation, stop_strings
 from sologrpo.errors import InputError, one_line_errors
 from sologrpo.export import gguf
@@ -32,12 +32,12 @@ from sologrpo.export.folders import (
     copy_adapter,
     fingerprint,
     finish,
-    finished_gaps,
+    finished_gap,
     unfinished_folder,
 )
 from sologrpo.export.hub import HubError, check_repository_name, open_repository, push_folder
 from sologrpo.export.model_card import read_run, write_card
-from sologrpo.export.parity import MOST, Gap, ParityCheck, gap_table, parity_failure
+from sologrpo.export.parity import PROBLEMS, Gap, ParityCheck, describe, parity_failure
 from sologrpo.files import ADAPTER, inside, make_folder
 from sologrpo.manifest import MANIFEST, write_manifest
 from sologrpo.model.fitting import DoesNotFitError, explaining_out_of_memory, unquantised_bytes
@@ -92,7 +92,7 @@ class Export:
     adapter: Path
     made_from: dict[str, dict[str, Any]]
     folders: dict[str, Path]
-    finished: dict[str, list[Gap]]
+    finished: dict[str, Gap]
     problems: Dataset | None = None
     repository: str | None = None
 
@@ -114,12 +114,11 @@ def begin_export(settings: EvaluationSettings, arguments: ExportArguments) -> Ex
     made_from = dict.fromkeys(folders, fingerprint(settings, arguments))
     if "gguf" in folders:
         made_from["gguf"] = made_from["gguf"] | {"gguf": arguments.gguf}
-    found = {kind: finished_gaps(folder, made_from[kind]) for kind, folder in folders.items()}
-    finished = {kind: gaps for kind, gaps in found.items() if gaps is not None}
+    found = {kind: finished_gap(folder, made_from[kind]) for kind, folder in folders.items()}
+    finished = {kind: gap for kind, gap in found.items() if gap is not None}
     missing = [folder for kind, folder in folders.items() if kind not in finished]
     read_run(settings.run)  # for the card: damaged files are found before a model is made
-    count = arguments.parity_problems or MOST
-    problems = _load_problems(settings, count) if missing else None
+    problems = _load_problems(settings) if missing else None
     if "merged" in folders.keys() - finished.keys():
         _check_main_memory(settings)
     for folder in missing:
@@ -155,8 +154,8 @@ def _check_main_memory(settings: EvaluationSettings) -> None:
         )
 
 
-def _load_problems(settings: EvaluationSettings, count: int) -> Dataset:
-    """Load up to `count` problems of the training split, held-out ones if there are any.
+def _load_problems(settings: EvaluationSettings) -> Dataset:
+    """Load problems of the training split, held-out ones if there are any.
 
     The test split is read by `evaluate.py` alone.
     """
@@ -171,7 +170,7 @@ def _load_problems(settings: EvaluationSettings, count: int) -> Dataset:
         settings.data, tokenizer, settings.seed if seed is None else seed
     )
     rows = train if validation is None else validation
-    return rows.select(range(min(count, len(rows))))
+    return rows.select(range(min(PROBLEMS, len(rows))))
 
 
 def export_and_push(export: Export, console: Console) -> None:
@@ -187,13 +186,10 @@ def export_and_push(export: Export, console: Console) -> None:
     """
     arguments, folders = export.arguments, dict(export.folders)
     with explaining_out_of_memory(
-        "close other programs and run the same command again, which reuses finished models; "
-        "--parity_problems 1 takes the least memory"
+        "close other programs and run the same command again, which reuses finished models"
     ):
         made = _make_models(export, console)
-    gaps = [gap for kind in export.folders for gap in made[kind]]
-    if gaps:
-        _print_gaps(console, gaps)
+    gaps = [made[kind] for kind in export.folders]
     if arguments.pushed == "adapter":
         target = inside(export.settings.output_dir, "export", ADAPTER)
         folders["adapter"] = copy_adapter(export.adapter, target, arguments.base_model)
@@ -208,9 +204,10 @@ def export_and_push(export: Export, console: Console) -> None:
             gaps=[] if kind == "adapter" else gaps,
         )
         print_line(console, f"{kind:8}  {folder}")
+    for gap in gaps:
+        print_line(console, describe(gap))
     if arguments.pushed is not None:
-        gap = None if arguments.pushed == "adapter" else made[arguments.pushed][0]
-        _push(export, folders[arguments.pushed], gap, console)
+        _push(export, folders[arguments.pushed], made.get(arguments.pushed), console)
 
 
 def _push(export: Export, folder: Path, gap: Gap | None, console: Console) -> None:
@@ -235,27 +232,26 @@ def _push(export: Export, folder: Path, gap: Gap | None, console: Console) -> No
 # -- models ----------------------------------------------------------------------------------------
 
 
-def _make_models(export: Export, console: Console) -> dict[str, list[Gap]]:
+def _make_models(export: Export, console: Console) -> dict[str, Gap]:
     """Make and measure the models that are not finished; return the gaps of all, by kind."""
     made = dict(export.finished)
-    missing = [kind for kind in export.folders if kind not in made]
     if export.problems is not None:
-        asked = export.arguments.parity_problems
-        check = ParityCheck(export.settings, export.problems, len(missing), console, asked)
+        check = ParityCheck(export.settings, export.problems, console)
         make = {"merged": _make_merged, "4bit": _make_4bit, "gguf": _make_gguf}
-        for kind in missing:
-            made[kind] = make[kind](export, check)
+        for kind in export.folders:
+            if kind not in made:
+                made[kind] = make[kind](export, check)
     return made
 
 
-def _make_merged(export: Export, check: ParityCheck) -> list[Gap]:
+def _make_merged(export: Export, check: ParityCheck) -> Gap:
     target, kind = export.folders["merged"], _merge_kind(export)
     folder = unfinished_folder(target, kind)
     _merge_to_disk(export, kind, folder)
     release_unused()
-    gaps = [check.measure(kind, folder)]
-    finish(folder, target, export.made_from["merged"], gaps)
-    return gaps
+    gap = check.measure(kind, folder)
+    finish(folder, target, export.made_from["merged"], gap)
+    return gap
 
 
 def _merge_kind(export: Export) -> str:
@@ -288,16 +284,16 @@ def _tokenizer_to_save(export: Export) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _make_4bit(export: Export, check: ParityCheck) -> list[Gap]:
+def _make_4bit(export: Export, check: ParityCheck) -> Gap:
     folder = unfinished_folder(export.folders["4bit"], REQUANTISED)
     save_4bit(export.folders["merged"], folder, export.settings.trust_remote_code)
     release_unused()
-    gaps = [check.measure(REQUANTISED, folder)]
-    finish(folder, export.folders["4bit"], export.made_from["4bit"], gaps)
-    return gaps
+    gap = check.measure(REQUANTISED, folder)
+    finish(folder, export.folders["4bit"], export.made_from["4bit"], gap)
+    return gap
 
 
-def _make_gguf(export: Export, check: ParityCheck) -> list[Gap]:
+def _make_gguf(export: Export, check: ParityCheck) -> Gap:
     kind = str(export.arguments.gguf)
     folder = unfinished_folder(export.folders["gguf"], "gguf")
     file = folder / f"model-{kind}.gguf"
@@ -306,17 +302,8 @@ def _make_gguf(export: Export, check: ParityCheck) -> list[Gap]:
     ends = gguf.end_tokens(export.folders["merged"], _tokenizer_to_save(export))
     stops = [*ends, *stop_strings(export.problems)]
     gguf.write_modelfile(file, template, stops, export.settings.max_completion_length)
-    finish(folder, export.folders["gguf"], export.made_from["gguf"], [gap])
-    return [gap]
-
-
-# -- output ----------------------------------------------------------------------------------------
-
-
-def _print_gaps(console: Console, gaps: Sequence[Gap]) -> None:
-    """Print one column per saved model."""
-    print_line(console, "saved models compared with the trained one, on training problems")
-    print_line(console, aligned(gap_table(gaps)))
+    finish(folder, export.folders["gguf"], export.made_from["gguf"], gap)
+    return gap
 
 
 @one_line_errors

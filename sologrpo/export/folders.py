@@ -7,7 +7,6 @@ records what it was made from, so that a second call with the same adapter and f
 import json
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ ADAPTER_FILES = (
 
 class _Marker(Schema):
     made_from: dict[str, Any]
-    gaps: list[Gap]
+    gap: Gap
 
 
 def fingerprint(settings: EvaluationSettings, arguments: ExportArguments) -> dict[str, Any]:
@@ -52,12 +51,11 @@ def fingerprint(settings: EvaluationSettings, arguments: ExportArguments) -> dic
         "dtype": str(settings.model.dtype),
         "trained_in_4bit": settings.trained_in_4bit,
         "merge_into": arguments.merge_into,
-        "parity_problems": arguments.parity_problems,
     }
 
 
-def finished_gaps(folder: Path, made_from: dict[str, Any]) -> list[Gap] | None:
-    """Read the gaps of a model that an earlier call saved; None if it is still to be made.
+def finished_gap(folder: Path, made_from: dict[str, Any]) -> Gap | None:
+    """Read the gap of a model that an earlier call saved; None if it is still to be made.
 
     Args:
         folder: where the model is, or will be.
@@ -80,7 +78,7 @@ def finished_gaps(folder: Path, made_from: dict[str, Any]) -> list[Gap] | None:
         )
     if problem := damage(folder, ignored=["README.md", REWARD_CURVE]):
         raise InputError(f"{folder} is damaged, {problem}: remove it, or give another folder")
-    return content.gaps
+    return content.gap
 
 
 def unfinished_folder(target: Path, kind: str) -> Path:
@@ -89,16 +87,16 @@ def unfinished_folder(target: Path, kind: str) -> Path:
     return _empty_folder(target.with_name(f".{target.name}.{kind}.unfinished"))
 
 
-def finish(folder: Path, target: Path, made_from: dict[str, Any], gaps: Sequence[Gap]) -> None:
+def finish(folder: Path, target: Path, made_from: dict[str, Any], gap: Gap) -> None:
     """Mark an unfinished folder with what it was made from, and move it to its target.
 
     Args:
         folder: as `unfinished_folder` created it.
         target: where the model goes; empty, or not there.
         made_from: fingerprint of the export.
-        gaps: of all models that were measured to make this one.
+        gap: of the model.
     """
-    marker = {"made_from": made_from, "gaps": [gap.model_dump() for gap in gaps]}
+    marker = {"made_from": made_from, "gap": gap.model_dump()}
     write_atomically(folder / MARKER, json.dumps(marker, indent=2))
     write_manifest(folder)
     if target.is_dir():
