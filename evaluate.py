@@ -1,7 +1,7 @@
 """Evaluate greedily on the test split: `sologrpo evaluate --run runs/quickstart`.
 
 Reads in the order that the data flows: settings -> tokenizer -> test problems -> evaluation of the
-baseline and of the trained model -> table -> export -> report.
+baseline and of the trained model -> table -> report.
 `--prompt_formats` evaluates both models under several prompts.
 """
 
@@ -17,7 +17,6 @@ from sologrpo.console import Terminal, quiet_libraries
 from sologrpo.data import load_test_prompts
 from sologrpo.errors import one_line_errors
 from sologrpo.evaluation import evaluate_formats, evaluate_models
-from sologrpo.export import begin_export, export_and_push
 from sologrpo.model import check_adapter, load_tokenizer
 from sologrpo.report import write_report
 from sologrpo.scoring import print_ending, print_formats, print_results
@@ -33,7 +32,6 @@ def main() -> None:
     settings = parse_evaluation(sys.argv[1:])
     if settings.adapter:
         check_adapter(settings.adapter, settings.model.model_name_or_path)
-    export = begin_export(settings)
 
     tokenizer = load_tokenizer(
         settings.model.model_name_or_path,
@@ -52,12 +50,10 @@ def main() -> None:
         evaluated = evaluate_models(settings, tokenizer, problems)
         print_results(console, evaluated)
 
-    if export is not None:
-        export_and_push(export, console)
     if settings.run:
         report = write_report(settings.run, settings.output_dir)
         files = {"adapter": settings.adapter, "report": report}
-        print_ending(console, evaluated, settings.run, files, exported=export is not None)
+        print_ending(console, evaluated, settings.run, files)
 
 
 if __name__ == "__main__":

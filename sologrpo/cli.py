@@ -54,7 +54,7 @@ def start_script(command: str) -> None:
 def _show_help(command: str, arguments: Sequence[str]) -> None:
     """If they ask for help, print it and exit, without libraries that only the work needs."""
     parser = {
-        "train": "parse_config", "evaluate": "parse_evaluation", "export": "parse_evaluation",
+        "train": "parse_config", "evaluate": "parse_evaluation", "export": "parse_export",
         "chat": "parse_chat",
     }.get(command)  # fmt: skip
     if parser and arguments == ["--help"]:

@@ -70,10 +70,13 @@ def runs(work: Path, config_file: Path, server: Server) -> tuple[Path, Path, str
 
 @pytest.fixture(scope="module")
 def evaluated(work: Path, runs: tuple[Path, Path, str]) -> tuple[Path, str]:
-    """Evaluate the first run; return the folder of the merged model, and the output."""
+    """Evaluate and export the first run; return the merged model's folder, and what was printed."""
     merged = work / "merged"
-    printed = run_here("evaluate", "--run", runs[0], "--save_merged", merged)
+    printed = run_here("evaluate", "--run", runs[0])
     assert printed.code == 0, printed
+    exported = run_here("sologrpo/export/export", "--run", runs[0], "--save_merged", merged)
+    assert exported.code == 0, exported
+    assert f"\nmerged    {merged}\n" in exported.stdout
     return merged, printed.stdout
 
 
@@ -126,14 +129,14 @@ def test_the_first_and_the_last_lines_can_be_copied(runs: tuple[Path, Path, str]
 def test_the_last_lines_of_an_evaluation_can_be_copied(
     runs: tuple[Path, Path, str], evaluated: tuple[Path, str]
 ) -> None:
-    run, (merged, printed) = runs[0], evaluated
-    saved, accuracy, *last = printed.splitlines()[-5:]
-    assert saved == f"merged    {merged}"
+    run, (_, printed) = runs[0], evaluated
+    accuracy, *last = printed.splitlines()[-5:]
     assert re.fullmatch(
         r"accuracy  \S+% -> \S+%: \S+ points \(95 % interval \S+ to \S+\)", accuracy
     )
+    export = f"          sologrpo export --run {run} --save_merged out/{run.name}"
     assert last == [f"adapter   {run}/adapter", f"report    {run}/report.html",
-                    f"next      sologrpo chat --run {run}"]  # fmt: skip
+                    f"next      sologrpo chat --run {run}", export]  # fmt: skip
 
 
 def test_completions_are_kept_with_their_rewards(runs: tuple[Path, Path, str]) -> None:

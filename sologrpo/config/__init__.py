@@ -3,6 +3,7 @@
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.chat import parse_chat
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
+from sologrpo.config.export import parse_export
 from sologrpo.config.parsing import parse_config
 
 __all__ = [
@@ -12,4 +13,5 @@ __all__ = [
     "parse_chat",
     "parse_config",
     "parse_evaluation",
+    "parse_export",
 ]

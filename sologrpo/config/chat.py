@@ -5,12 +5,7 @@ from dataclasses import dataclass
 
 from transformers.hf_argparser import HfArg
 
-from sologrpo.config.evaluation import (
-    EvaluationArguments,
-    EvaluationSettings,
-    resolve_evaluation,
-)
-from sologrpo.config.export import ExportArguments
+from sologrpo.config.evaluation import EvaluationArguments, EvaluationSettings, fill_from_run
 from sologrpo.config.parsing import RENAMED, CheckedParser
 from sologrpo.errors import InputError
 from sologrpo.prompts import PROMPT_FORMATS
@@ -45,5 +40,4 @@ def parse_chat(argv: Sequence[str]) -> EvaluationSettings:
     (args,) = CheckedParser(ChatArguments, renamed=RENAMED).parse(argv)
     if not args.run:
         raise InputError("give --run runs/NAME")
-    asked = EvaluationArguments(**vars(args))
-    return resolve_evaluation(asked, ExportArguments())
+    return fill_from_run(EvaluationArguments(**vars(args)))

@@ -94,7 +94,7 @@ RULES: dict[str, Any] = {
     "worked_examples": Annotated[Any, AfterValidator(public)],  # its reader checks the rest
     "system_prompt": free_text,
     **dict.fromkeys(("max_train_examples", "max_prompt_tokens", "train_token_budget",
-                     "sampling_token_budget", "limit", "parity_problems"), POSITIVE),
+                     "sampling_token_budget", "limit"), POSITIVE),
     "max_kl": RATIO,
     "advantage_eps": SHARE,
     "reward_workers": between(0, 256),

@@ -15,7 +15,6 @@ from trl import ModelConfig
 
 from sologrpo.config.arguments import MERGED, PRECISIONS, RunArguments, SoloGRPOConfig
 from sologrpo.config.checks import check_settings
-from sologrpo.config.export import ExportArguments, check_export_arguments
 from sologrpo.config.parsing import RENAMED, CheckedParser
 from sologrpo.environment import fix_prompt_date, read_environment
 from sologrpo.errors import InputError
@@ -37,12 +36,34 @@ OF_TRAINING = ("max_completion_length", "seed", "chat_template_kwargs")
 
 
 @dataclass
-class EvaluationArguments:
-    """Hold the options of `sologrpo evaluate`; the run's config provides the others."""
+class ModelArguments:
+    """Hold the options that name a model, its data and its prompt; the run's config has others."""
 
     run: str | None = HfArg(default=None, help="Run directory")
     model: str | None = HfArg(default=None, help="Base model, or a merged one")
     adapter: str | None = HfArg(default=None, help="Adapter folder")
+    dataset_name: str | None = HfArg(default=None, help="As in training")
+    dataset_config: str | None = HfArg(default=None, help="As in training")
+    prompt_format: str | None = HfArg(
+        default=None, metadata={"choices": sorted(PROMPT_FORMATS)}, help="As in training"
+    )
+    max_completion_length: int | None = HfArg(
+        default=None, help="In tokens (default: the run's, or 512)"
+    )
+    seed: int = HfArg(default=0, help="Seed for choosing problems and for sampling")
+    output_dir: str | None = HfArg(
+        default=None, help="Folder for the results (default: the run directory)"
+    )
+    trust_remote_code: bool = HfArg(
+        default=False, help="Run code of the model's repository; never taken from the run's config"
+    )
+    traceback: bool = HfArg(default=False, help="Show tracebacks of bad input")
+
+
+@dataclass
+class EvaluationArguments(ModelArguments):
+    """Hold the options of `sologrpo evaluate`."""
+
     label: str | None = HfArg(
         default=None, help="Name of the result under eval/ (default: trained, or the model's name)"
     )
@@ -59,31 +80,15 @@ class EvaluationArguments:
     temperature: float = HfArg(default=1.0, help="Temperature of those completions")
     top_p: float = HfArg(default=1.0, help="Nucleus of those completions")
     resume: bool = HfArg(default=False, help="Resume an interrupted evaluation")
-    dataset_name: str | None = HfArg(default=None, help="As in training")
-    dataset_config: str | None = HfArg(default=None, help="As in training")
     dataset_test_split: str | None = HfArg(default=None, help="As in training")
-    prompt_format: str | None = HfArg(
-        default=None, metadata={"choices": sorted(PROMPT_FORMATS)}, help="As in training"
-    )
     prompt_formats: list[str] | None = HfArg(
         default=None,
         help="Ask the same problems with each of these prompts, the trained one among them, and "
         f"compare the gains: {','.join(PROMPT_FORMATS)}",
     )
-    max_completion_length: int | None = HfArg(
-        default=None, help="In tokens (default: the run's, or 512)"
-    )
     limit: int | None = HfArg(
         default=None, help="Evaluate only this many problems, chosen by the seed"
     )
-    seed: int = HfArg(default=0, help="Seed for choosing problems and for sampling")
-    output_dir: str | None = HfArg(
-        default=None, help="Folder for eval/<label>/ (default: the run directory)"
-    )
-    trust_remote_code: bool = HfArg(
-        default=False, help="Run code of the model's repository; never taken from the run's config"
-    )
-    traceback: bool = HfArg(default=False, help="Show tracebacks of bad input")
 
 
 @dataclass(frozen=True)
@@ -140,7 +145,6 @@ class EvaluationSettings:
     trust_remote_code: bool
     chat_template_kwargs: dict[str, Any]
     training_seed: int | None
-    export: ExportArguments
 
     @property
     def trained_in_4bit(self) -> bool:
@@ -190,7 +194,7 @@ def _label_suffix(precision: str) -> str:
 
 
 def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
-    """Parse the command line of an evaluation or export, and fill it from the run's config.
+    """Parse the command line of an evaluation, and fill it from the run's config.
 
     Args:
         argv: without the command's name.
@@ -198,19 +202,17 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     Raises:
         InputError: for an unknown or contradictory option, or without a run and a model.
     """
-    args, export = CheckedParser(EvaluationArguments, ExportArguments, renamed=RENAMED).parse(argv)
-    return resolve_evaluation(args, export)
+    (args,) = CheckedParser(EvaluationArguments, renamed=RENAMED).parse(argv)
+    _check_evaluation(args)
+    return fill_from_run(args)
 
 
-def resolve_evaluation(args: EvaluationArguments, export: ExportArguments) -> EvaluationSettings:
-    """Fill the options of an evaluation from the run's config.
-
-    With `--merge_into original`, the precision to evaluate is the same merge by default.
+def fill_from_run(args: EvaluationArguments) -> EvaluationSettings:
+    """Resolve the options of a command line with the config of the run that they name.
 
     Raises:
-        InputError: for options that contradict each other, or without a run and a model.
+        InputError: without a run and a model, or for a damaged config.
     """
-    check_export_arguments(export)
     if not args.run and not args.model:
         raise InputError("give --run runs/NAME, or --model NAME [--adapter FOLDER]")
     saved = _read_run(Path(args.run), args.trust_remote_code) if args.run else {}
@@ -235,7 +237,6 @@ def resolve_evaluation(args: EvaluationArguments, export: ExportArguments) -> Ev
     }
     others += [f"{name}{size}" for name, size in sizes.items() if size]
     trained_formats = own.prompt_formats or [own.prompt_format]
-    _check_evaluation(args)
     formats = _check_formats(args, own.prompt_format, trained_formats)
     settings = EvaluationSettings(
         run=Path(args.run) if args.run else None,
@@ -261,7 +262,6 @@ def resolve_evaluation(args: EvaluationArguments, export: ExportArguments) -> Ev
         trust_remote_code=args.trust_remote_code,
         chat_template_kwargs=saved.get("chat_template_kwargs") or {},
         training_seed=saved.get("seed"),
-        export=export,
     )
     if args.prompt_format in (None, own.prompt_format):
         return settings

@@ -1,11 +1,19 @@
-"""Flags about saving, comparing and pushing models: of `sologrpo export` and of `evaluate.py`."""
+"""Parse the command line of an export, and fill it from the run's config."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 
 from transformers.hf_argparser import HfArg
 
+from sologrpo.config.evaluation import (
+    EvaluationArguments,
+    EvaluationSettings,
+    ModelArguments,
+    fill_from_run,
+)
+from sologrpo.config.parsing import RENAMED, CheckedParser
 from sologrpo.errors import InputError
 
 DEQUANTISED, ORIGINAL = "dequantised", "original"
@@ -18,8 +26,8 @@ MAX_KL = 0.01
 
 
 @dataclass
-class ExportArguments:
-    """Flags of `sologrpo export`, and of `evaluate.py`, about saving and pushing models."""
+class ExportArguments(ModelArguments):
+    """Hold the options of `sologrpo export`."""
 
     save_merged: str | None = HfArg(default=None, help="Save the merged model in this folder")
     save_4bit: str | None = HfArg(
@@ -34,10 +42,10 @@ class ExportArguments:
         default=None, help="Folder for the GGUF file (default: export/gguf-TYPE of the run)"
     )
     merge_into: str = HfArg(
-        default="closer",
-        metadata={"choices": ["closer", DEQUANTISED, ORIGINAL]},
-        help="Base weights for merging a 4-bit run: the dequantised NF4 weights, the "
-        "original ones, or whichever is measured to be closer to the trained model",
+        default=DEQUANTISED,
+        metadata={"choices": [DEQUANTISED, ORIGINAL]},
+        help="Base weights for merging a 4-bit run: the dequantised NF4 weights, which were "
+        "trained on, or the original ones",
     )
     push_to_hub: str | None = HfArg(default=None, help="Push to this repository: NAME or USER/NAME")
     what: str = HfArg(default="adapter", metadata={"choices": [*WHATS]}, help="What to push")
@@ -50,11 +58,6 @@ class ExportArguments:
         default=MAX_KL,
         help="Largest KL divergence of a pushed model from the trained one, nats per token",
     )
-    parity_problems: int | None = HfArg(
-        default=None,
-        help="Training problems used to compare the saved and the trained model (default: 8 to 32, "
-        "by the speed of the machine)",
-    )
     base_model: str | None = HfArg(
         default=None, help="Hub name of the base model, for the card of a run on a local folder"
     )
@@ -65,15 +68,24 @@ class ExportArguments:
         return self.what if self.push_to_hub else None
 
 
-def check_export_arguments(arguments: ExportArguments) -> None:
-    """Check that the export flags make sense together.
+def parse_export(argv: Sequence[str]) -> tuple[EvaluationSettings, ExportArguments]:
+    """Parse the command line of an export.
 
     Args:
-        arguments: as parsed.
+        argv: without the command's name.
 
     Raises:
-        InputError: for flags that contradict each other.
+        InputError: for an unknown or contradictory option, without a run and a model, or if there
+            is nothing to do.
     """
+    (args,) = CheckedParser(ExportArguments, renamed=RENAMED).parse(argv)
+    _check_flags(args)
+    which = {field.name: getattr(args, field.name) for field in fields(ModelArguments)}
+    return fill_from_run(EvaluationArguments(**which)), args
+
+
+def _check_flags(arguments: ExportArguments) -> None:
+    """Check that the export flags make sense together."""
     only_for_push = {
         "--what": arguments.what != WHATS[0],
         "--private": arguments.private,
@@ -93,3 +105,8 @@ def check_export_arguments(arguments: ExportArguments) -> None:
         raise InputError(f"choose the type of the GGUF file: --gguf {' or '.join(GGUF_KINDS)}")
     if arguments.gguf and (missing := [name for name in GGUF_MODULES if find_spec(name) is None]):
         raise InputError(f"--gguf needs {' and '.join(missing)}: pip install 'sologrpo[gguf]'")
+    if not any([*(folder for _, folder in places), arguments.gguf, arguments.push_to_hub]):
+        raise InputError(
+            "nothing to do: give --save_merged FOLDER, --save_4bit FOLDER, --gguf TYPE or "
+            "--push_to_hub NAME"
+        )

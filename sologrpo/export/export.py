@@ -7,7 +7,6 @@ Everything is saved on disk before it is pushed. A second call with the same ada
 reuses what it finds there.
 """
 
-import math
 import os
 import shutil
 import sys
@@ -22,9 +21,9 @@ from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Trainer
 from transformers.trainer import TRAINING_ARGS_NAME
 
-from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
-from sologrpo.config.export import DEQUANTISED, ORIGINAL, ExportArguments
-from sologrpo.console import Terminal, aligned, gibibytes, print_line, quiet_libraries
+from sologrpo.config.evaluation import EvaluationSettings
+from sologrpo.config.export import DEQUANTISED, ORIGINAL, ExportArguments, parse_export
+from sologrpo.console import Terminal, gibibytes, print_line, quiet_libraries
 from sologrpo.data.dataset import load_train_and_validation, stop_strings
 from sologrpo.errors import InputError, one_line_errors
 from sologrpo.export import gguf
@@ -33,12 +32,12 @@ from sologrpo.export.folders import (
     copy_adapter,
     fingerprint,
     finish,
-    finished_gaps,
+    finished_gap,
     unfinished_folder,
 )
 from sologrpo.export.hub import HubError, check_repository_name, open_repository, push_folder
 from sologrpo.export.model_card import read_run, write_card
-from sologrpo.export.parity import MOST, Gap, ParityCheck, gap_table, parity_failure
+from sologrpo.export.parity import PROBLEMS, Gap, ParityCheck, describe, parity_failure
 from sologrpo.files import ADAPTER, inside, make_folder
 from sologrpo.manifest import MANIFEST, write_manifest
 from sologrpo.model.fitting import DoesNotFitError, explaining_out_of_memory, unquantised_bytes
@@ -78,7 +77,8 @@ class Export:
     """An export whose input was checked.
 
     Attributes:
-        settings: of the evaluation of the run: model, adapter, data, and the flags of the export.
+        settings: of the evaluation of the run: model, adapter, data.
+        arguments: the flags of the export.
         adapter: of the run.
         made_from: describes everything that each model depends on.
         folders: of the models to be saved, in the order of making.
@@ -88,40 +88,34 @@ class Export:
     """
 
     settings: EvaluationSettings
+    arguments: ExportArguments
     adapter: Path
     made_from: dict[str, dict[str, Any]]
     folders: dict[str, Path]
-    finished: dict[str, list[Gap]]
+    finished: dict[str, Gap]
     problems: Dataset | None = None
     repository: str | None = None
 
 
-def begin_export(settings: EvaluationSettings) -> Export | None:
-    """Check the input before any work is done; return None if there is nothing to export.
-
-    Args:
-        settings: of the evaluation of the run, with the flags of the export.
+def begin_export(settings: EvaluationSettings, arguments: ExportArguments) -> Export:
+    """Check the input before any work is done.
 
     Raises:
         InputError: if there is no adapter, if a folder is in use, if there are no problems to
             compare models on, if main memory is too small to merge in, or if the Hub would not
             accept a name or the push.
     """
-    arguments = settings.export
-    asked = (arguments.save_merged, arguments.save_4bit, arguments.gguf, arguments.push_to_hub)
-    if not any(asked):
-        return None
     if settings.adapter is None:
         raise InputError("there is no adapter to export: give --run runs/NAME, or --adapter FOLDER")
     check_adapter(settings.adapter, settings.model.model_name_or_path)
     for name in filter(None, (arguments.push_to_hub, arguments.base_model)):
         check_repository_name(name)
     folders = _model_folders(arguments, inside(settings.output_dir, "export"))
-    made_from = dict.fromkeys(folders, fingerprint(settings))
+    made_from = dict.fromkeys(folders, fingerprint(settings, arguments))
     if "gguf" in folders:
         made_from["gguf"] = made_from["gguf"] | {"gguf": arguments.gguf}
-    found = {kind: finished_gaps(folder, made_from[kind]) for kind, folder in folders.items()}
-    finished = {kind: gaps for kind, gaps in found.items() if gaps is not None}
+    found = {kind: finished_gap(folder, made_from[kind]) for kind, folder in folders.items()}
+    finished = {kind: gap for kind, gap in found.items() if gap is not None}
     missing = [folder for kind, folder in folders.items() if kind not in finished]
     read_run(settings.run)  # for the card: damaged files are found before a model is made
     problems = _load_problems(settings) if missing else None
@@ -132,7 +126,9 @@ def begin_export(settings: EvaluationSettings) -> Export | None:
     repository = None
     if arguments.push_to_hub and not arguments.dry_run:
         repository = open_repository(arguments.push_to_hub, arguments.private)
-    return Export(settings, settings.adapter, made_from, folders, finished, problems, repository)
+    return Export(
+        settings, arguments, settings.adapter, made_from, folders, finished, problems, repository
+    )
 
 
 def _model_folders(arguments: ExportArguments, default: Path) -> dict[str, Path]:
@@ -174,7 +170,7 @@ def _load_problems(settings: EvaluationSettings) -> Dataset:
         settings.data, tokenizer, settings.seed if seed is None else seed
     )
     rows = train if validation is None else validation
-    return rows.select(range(min(settings.export.parity_problems or MOST, len(rows))))
+    return rows.select(range(min(PROBLEMS, len(rows))))
 
 
 def export_and_push(export: Export, console: Console) -> None:
@@ -188,15 +184,12 @@ def export_and_push(export: Export, console: Console) -> None:
         InputError: if a saved model is too far from the trained one to be pushed, or the push
             fails, or memory runs out. Saved models stay, and the same command reuses them.
     """
-    arguments, folders = export.settings.export, dict(export.folders)
+    arguments, folders = export.arguments, dict(export.folders)
     with explaining_out_of_memory(
-        "close other programs and run the same command again, which reuses finished models; "
-        "--parity_problems 1 takes the least memory"
+        "close other programs and run the same command again, which reuses finished models"
     ):
         made = _make_models(export, console)
-    gaps = [gap for kind in export.folders for gap in made[kind]]
-    if gaps:
-        _print_gaps(console, gaps)
+    gaps = [made[kind] for kind in export.folders]
     if arguments.pushed == "adapter":
         target = inside(export.settings.output_dir, "export", ADAPTER)
         folders["adapter"] = copy_adapter(export.adapter, target, arguments.base_model)
@@ -211,13 +204,14 @@ def export_and_push(export: Export, console: Console) -> None:
             gaps=[] if kind == "adapter" else gaps,
         )
         print_line(console, f"{kind:8}  {folder}")
+    for gap in gaps:
+        print_line(console, describe(gap))
     if arguments.pushed is not None:
-        gap = None if arguments.pushed == "adapter" else made[arguments.pushed][0]
-        _push(export, folders[arguments.pushed], gap, console)
+        _push(export, folders[arguments.pushed], made.get(arguments.pushed), console)
 
 
 def _push(export: Export, folder: Path, gap: Gap | None, console: Console) -> None:
-    arguments = export.settings.export
+    arguments = export.arguments
     failure = None if gap is None else parity_failure(gap, arguments.max_kl)
     if failure and not arguments.push_despite_gap:
         raise InputError(
@@ -238,40 +232,30 @@ def _push(export: Export, folder: Path, gap: Gap | None, console: Console) -> No
 # -- models ----------------------------------------------------------------------------------------
 
 
-def _make_models(export: Export, console: Console) -> dict[str, list[Gap]]:
+def _make_models(export: Export, console: Console) -> dict[str, Gap]:
     """Make and measure the models that are not finished; return the gaps of all, by kind."""
     made = dict(export.finished)
-    missing = [kind for kind in export.folders if kind not in made]
     if export.problems is not None:
-        models = len(missing) + (len(_merge_kinds(export)) - 1 if "merged" in missing else 0)
-        check = ParityCheck(export.settings, export.problems, models, console)
+        check = ParityCheck(export.settings, export.problems, console)
         make = {"merged": _make_merged, "4bit": _make_4bit, "gguf": _make_gguf}
-        for kind in missing:
-            made[kind] = make[kind](export, check)
+        for kind in export.folders:
+            if kind not in made:
+                made[kind] = make[kind](export, check)
     return made
 
 
-def _make_merged(export: Export, check: ParityCheck) -> list[Gap]:
-    """Save each merge that was asked for next to the target; keep the closest, of the first gap."""
-    target = export.folders["merged"]
-    merges, gaps = {}, []
-    for kind in _merge_kinds(export):
-        merges[kind] = unfinished_folder(target, kind)
-        _merge_to_disk(export, kind, merges[kind])
-        release_unused()
-        gaps.append(check.measure(kind, merges[kind]))
-    gaps.sort(key=lambda gap: (math.isnan(gap.kl), gap.kl))
-    finish(merges.pop(gaps[0].name), target, export.made_from["merged"], gaps)
-    for folder in merges.values():
-        shutil.rmtree(folder)
-    return gaps
+def _make_merged(export: Export, check: ParityCheck) -> Gap:
+    target, kind = export.folders["merged"], _merge_kind(export)
+    folder = unfinished_folder(target, kind)
+    _merge_to_disk(export, kind, folder)
+    release_unused()
+    gap = check.measure(kind, folder)
+    finish(folder, target, export.made_from["merged"], gap)
+    return gap
 
 
-def _merge_kinds(export: Export) -> list[str]:
-    if not export.settings.trained_in_4bit:
-        return [ORIGINAL]
-    asked = export.settings.export.merge_into
-    return [DEQUANTISED, ORIGINAL] if asked == "closer" else [asked]
+def _merge_kind(export: Export) -> str:
+    return export.arguments.merge_into if export.settings.trained_in_4bit else ORIGINAL
 
 
 def _merge_to_disk(export: Export, kind: str, folder: Path) -> None:
@@ -300,17 +284,17 @@ def _tokenizer_to_save(export: Export) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _make_4bit(export: Export, check: ParityCheck) -> list[Gap]:
+def _make_4bit(export: Export, check: ParityCheck) -> Gap:
     folder = unfinished_folder(export.folders["4bit"], REQUANTISED)
     save_4bit(export.folders["merged"], folder, export.settings.trust_remote_code)
     release_unused()
-    gaps = [check.measure(REQUANTISED, folder)]
-    finish(folder, export.folders["4bit"], export.made_from["4bit"], gaps)
-    return gaps
+    gap = check.measure(REQUANTISED, folder)
+    finish(folder, export.folders["4bit"], export.made_from["4bit"], gap)
+    return gap
 
 
-def _make_gguf(export: Export, check: ParityCheck) -> list[Gap]:
-    kind = str(export.settings.export.gguf)
+def _make_gguf(export: Export, check: ParityCheck) -> Gap:
+    kind = str(export.arguments.gguf)
     folder = unfinished_folder(export.folders["gguf"], "gguf")
     file = folder / f"model-{kind}.gguf"
     gguf.convert(export.folders["merged"], file, kind, export.settings.trust_remote_code)
@@ -318,34 +302,19 @@ def _make_gguf(export: Export, check: ParityCheck) -> list[Gap]:
     ends = gguf.end_tokens(export.folders["merged"], _tokenizer_to_save(export))
     stops = [*ends, *stop_strings(export.problems)]
     gguf.write_modelfile(file, template, stops, export.settings.max_completion_length)
-    finish(folder, export.folders["gguf"], export.made_from["gguf"], [gap])
-    return [gap]
-
-
-# -- output ----------------------------------------------------------------------------------------
-
-
-def _print_gaps(console: Console, gaps: Sequence[Gap]) -> None:
-    """Print one column per saved model."""
-    print_line(console, "saved models compared with the trained one, on training problems")
-    print_line(console, aligned(gap_table(gaps)))
+    finish(folder, export.folders["gguf"], export.made_from["gguf"], gap)
+    return gap
 
 
 @one_line_errors
 def main(argv: Sequence[str] | None = None) -> None:
-    """Export a run without evaluating it.
+    """Run the stages of an export.
 
     Args:
         argv: the flags; by default those of the process.
     """
     quiet_libraries()
-    settings = parse_evaluation(sys.argv[1:] if argv is None else argv)
-    export = begin_export(settings)
-    if export is None:
-        raise InputError(
-            "nothing to do: give --save_merged FOLDER, --save_4bit FOLDER, --gguf TYPE or "
-            "--push_to_hub NAME"
-        )
+    export = begin_export(*parse_export(sys.argv[1:] if argv is None else argv))
     export_and_push(export, Terminal())
 
 

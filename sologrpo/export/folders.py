@@ -7,11 +7,11 @@ records what it was made from, so that a second call with the same adapter and f
 import json
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sologrpo.config.evaluation import EvaluationSettings
+from sologrpo.config.export import ExportArguments
 from sologrpo.errors import InputError
 from sologrpo.export.model_card import public_name
 from sologrpo.export.parity import Gap
@@ -38,10 +38,10 @@ ADAPTER_FILES = (
 
 class _Marker(Schema):
     made_from: dict[str, Any]
-    gaps: list[Gap]
+    gap: Gap
 
 
-def fingerprint(settings: EvaluationSettings) -> dict[str, Any]:
+def fingerprint(settings: EvaluationSettings, arguments: ExportArguments) -> dict[str, Any]:
     """Describe everything that every saved model depends on, to compare two exports."""
     assert settings.adapter is not None
     return {
@@ -50,13 +50,12 @@ def fingerprint(settings: EvaluationSettings) -> dict[str, Any]:
         "base_revision": settings.model.model_revision,
         "dtype": str(settings.model.dtype),
         "trained_in_4bit": settings.trained_in_4bit,
-        "merge_into": settings.export.merge_into,
-        "parity_problems": settings.export.parity_problems,
+        "merge_into": arguments.merge_into,
     }
 
 
-def finished_gaps(folder: Path, made_from: dict[str, Any]) -> list[Gap] | None:
-    """Read the gaps of a model that an earlier call saved; None if it is still to be made.
+def finished_gap(folder: Path, made_from: dict[str, Any]) -> Gap | None:
+    """Read the gap of a model that an earlier call saved; None if it is still to be made.
 
     Args:
         folder: where the model is, or will be.
@@ -79,7 +78,7 @@ def finished_gaps(folder: Path, made_from: dict[str, Any]) -> list[Gap] | None:
         )
     if problem := damage(folder, ignored=["README.md", REWARD_CURVE]):
         raise InputError(f"{folder} is damaged, {problem}: remove it, or give another folder")
-    return content.gaps
+    return content.gap
 
 
 def unfinished_folder(target: Path, kind: str) -> Path:
@@ -88,16 +87,16 @@ def unfinished_folder(target: Path, kind: str) -> Path:
     return _empty_folder(target.with_name(f".{target.name}.{kind}.unfinished"))
 
 
-def finish(folder: Path, target: Path, made_from: dict[str, Any], gaps: Sequence[Gap]) -> None:
+def finish(folder: Path, target: Path, made_from: dict[str, Any], gap: Gap) -> None:
     """Mark an unfinished folder with what it was made from, and move it to its target.
 
     Args:
         folder: as `unfinished_folder` created it.
         target: where the model goes; empty, or not there.
         made_from: fingerprint of the export.
-        gaps: of all models that were measured to make this one.
+        gap: of the model.
     """
-    marker = {"made_from": made_from, "gaps": [gap.model_dump() for gap in gaps]}
+    marker = {"made_from": made_from, "gap": gap.model_dump()}
     write_atomically(folder / MARKER, json.dumps(marker, indent=2))
     write_manifest(folder)
     if target.is_dir():

@@ -22,7 +22,7 @@ from sologrpo.errors import InputError
 
 SERVER = Path(__file__).with_name("llama_server.py")
 _ERROR = re.compile(r"^\S+ E [^:]+: (?:error loading model: )?(.+)$", re.MULTILINE)
-_TIMEOUT = 600  # seconds for one completion, on a slow machine
+_TIMEOUT = 600  # seconds for one answer, on a slow machine
 
 
 @contextmanager
@@ -39,8 +39,7 @@ def running_llama(file: Path, context: int) -> Iterator["Llama"]:
     Example::
 
         with running_llama(Path("model-f16.gguf"), context=1024) as llama:
-            ids = llama.tokenize("1, 2, 3,")
-            print(llama.complete(ids, 8), llama.likeliest(ids, 3))
+            print(llama.likeliest(llama.tokenize("1, 2, 3,"), 3))
     """
     # -P: the modules of this folder must not replace those that llama.cpp's bindings import.
     command = [sys.executable, "-P", str(SERVER), str(file), str(context)]
@@ -90,32 +89,14 @@ class Llama:
         ids: list[int] = self._post("/tokenize", asked)["tokens"]
         return ids
 
-    def complete(self, prompt: Sequence[int], limit: int) -> list[int]:
-        """Complete a prompt greedily; return the tokens, of which an end token is the last one.
-
-        Args:
-            prompt: token ids.
-            limit: most tokens to generate.
-        """
-        asked = {"n_predict": limit, "return_tokens": True, "repeat_penalty": 1.0}
-        tokens: list[int] = self._complete(prompt, asked)["tokens"]
-        return tokens
-
     def likeliest(self, prompt: Sequence[int], count: int) -> dict[int, float]:
-        """Find the likeliest next tokens; return their log-probabilities in descending order.
-
-        Args:
-            prompt: token ids.
-            count: number of tokens.
-        """
+        """Find the likeliest next tokens; return their log-probabilities in descending order."""
         # The server lists nothing with a token whose bytes are not complete characters, so it is
         # made to choose another one. The log-probabilities are those before that choice.
-        asked = {"n_predict": 1, "n_probs": count, "logit_bias": [[self._plain, 1e6]]}
-        (place,) = self._complete(prompt, asked)["completion_probabilities"]
+        asked = {"prompt": list(prompt), "n_predict": 1, "temperature": 0.0, "n_probs": count}
+        found = self._post("/completion", asked | {"logit_bias": [[self._plain, 1e6]]})
+        (place,) = found["completion_probabilities"]
         return {token["id"]: _number(token["logprob"]) for token in place["top_logprobs"]}
-
-    def _complete(self, prompt: Sequence[int], asked: dict[str, Any]) -> Any:
-        return self._post("/completion", asked | {"prompt": list(prompt), "temperature": 0.0})
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._key}"}

@@ -13,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from rewards import name_of_spec
 from sologrpo.config.evaluation import run_settings
 from sologrpo.environment import RunEnvironment, read_environment
-from sologrpo.export.parity import Gap, gap_table
+from sologrpo.export.parity import Gap, describe
 from sologrpo.files import (
     BASELINE,
     EVALUATIONS,
@@ -113,8 +113,7 @@ def write_card(
         evaluations=evaluations,
         score_rows=score_rows([results for _, results in evaluations.values()]),
         comparisons=[*map(_compared, pair_with_baselines(evaluations))],
-        gaps=gaps,
-        gap_rows=gap_table(gaps) if gaps else [],
+        gaps=[*map(describe, gaps)],
         has_picture=has_picture,
         rewards=[name_of_spec(spec) for spec in config.get("rewards") or []],
         weights=config.get("reward_weights") or [],

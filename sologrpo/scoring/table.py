@@ -141,24 +141,21 @@ def print_ending(
     evaluated: Mapping[str, Evaluated],
     run: Path,
     files: Mapping[str, Path | None],
-    exported: bool,
 ) -> None:
     """Print what to copy at the end: the accuracy before and after, paths, the next commands.
 
     Args:
         evaluated: the trained model last; empty after several prompts.
         files: of the run, by name.
-        exported: a model was saved already.
     """
     if evaluated:
         print_line(console, f"accuracy  {_accuracy(evaluated)}")
     for name, path in files.items():
         print_line(console, f"{name:8}  {path}")
     print_line(console, f"next      {shlex.join(['sologrpo', 'chat', '--run', str(run)])}")
-    if not exported:
-        merged = Path("out", run.resolve().name)
-        export = ["sologrpo", "export", "--run", str(run), "--save_merged", str(merged)]
-        print_line(console, f"          {shlex.join(export)}")
+    merged = Path("out", run.resolve().name)
+    export = ["sologrpo", "export", "--run", str(run), "--save_merged", str(merged)]
+    print_line(console, f"          {shlex.join(export)}")
 
 
 def _accuracy(evaluated: Mapping[str, Evaluated]) -> str:

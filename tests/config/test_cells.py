@@ -11,7 +11,6 @@ import torch
 from sologrpo.config import parse_config
 from sologrpo.config.chat import ChatArguments
 from sologrpo.config.evaluation import EvaluationArguments
-from sologrpo.config.export import ExportArguments
 from sologrpo.config.parsing import CheckedParser
 from sologrpo.errors import InputError
 from sologrpo.model.loading import pick_dtype
@@ -53,7 +52,7 @@ def test_every_command_parses(
         assert not args.bf16
         assert pick_dtype(model.dtype) is (torch.float32 if single else torch.float16)
     elif name == "evaluate":
-        CheckedParser(EvaluationArguments, ExportArguments).parse(argv)
+        CheckedParser(EvaluationArguments).parse(argv)
     elif name == "chat":
         CheckedParser(ChatArguments).parse(argv)
     else:

@@ -24,7 +24,7 @@ from hub_stand_in import HubStandIn
 from made_up_run import eval_record, write_eval, write_lines
 from scripts import Printed, exit_code, last_line, printed_by
 from sologrpo.config import export as export_arguments
-from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
+from sologrpo.config.evaluation import EvaluationSettings
 from sologrpo.data.dataset import load_train_and_validation
 from sologrpo.errors import InputError
 from sologrpo.export import export as export_module
@@ -132,16 +132,13 @@ def test_folders_are_complete_and_nothing_else_is_left(exported: tuple[Path, Pat
     assert machine_paths(merged) == machine_paths(four_bit) == []
 
 
-def test_merge_into_the_trained_weights_is_the_closer_one(
+def test_the_merge_is_into_the_weights_that_were_trained_on(
     exported: tuple[Path, Path, str],
 ) -> None:
-    noted = json.loads((exported[0] / MARKER).read_text())["gaps"]
-    gaps = {gap["name"]: gap for gap in noted}
-    assert list(gaps) == ["dequantised", "original"]
-    assert gaps["dequantised"]["kl"] < 0.1 * gaps["original"]["kl"]
-    assert gaps["dequantised"]["problems"] == 4
-    assert gaps["dequantised"]["training_kl"] > gaps["dequantised"]["kl"]
-    assert "dequantised (kept)" in exported[2]
+    gap = json.loads((exported[0] / MARKER).read_text())["gap"]
+    assert gap["name"] == "dequantised"
+    assert gap["kl"] < 1e-3 < gap["training_kl"]
+    assert re.search(r"^dequantised: KL from the trained model \S+ nats per", exported[2], re.M)
     # A four-bit run's merge is saved in half precision.
     weights = load_file(str(exported[0] / "model.safetensors"))
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
@@ -156,7 +153,8 @@ def test_card_of_a_merge_has_scores_and_gap(exported: tuple[Path, Path, str]) ->
         "| accuracy (strict) | 50.0% | 50.0% |\n|   95 % interval | 18.8% to 81.2% |" in card.text
     )
     assert "exact McNemar p = 1" in card.text
-    assert "| saved as | dequantised (kept) | original | 4bit |" in card.text
+    assert "\n- dequantised: KL from the trained model " in card.text
+    assert "\n- 4bit: KL from the trained model " in card.text
     assert "![Reward by step](reward_curve.png)" in card.text
     assert card.data.library_name == "transformers"
 
@@ -190,7 +188,7 @@ def copied(exported: tuple[Path, Path, str], tmp_path: Path) -> tuple[Path, Path
 
 def change_gap(folder: Path, **changes: float) -> None:
     marker = json.loads((folder / MARKER).read_text())
-    marker["gaps"] = [gap | changes for gap in marker["gaps"]]
+    marker["gap"] |= changes
     (folder / MARKER).write_text(json.dumps(marker))
     write_manifest(folder)
 
@@ -296,6 +294,7 @@ def test_a_card_compares_only_what_can_be_compared_and_shows_no_path(tmp_path: P
     ("flags", "message"),
     [
         (["runs/x"], "unexpected 'runs/x': write an option before it"),
+        ([], "nothing to do: give --save_merged FOLDER"),
         (["--what", "merged"], "--what: add --push_to_hub NAME"),
         (["--private", "--dry_run"], "--dry_run and --private: add --push_to_hub NAME"),
         (["--push_to_hub", "mine", "--what", "awq"], "invalid choice: 'awq'"),
@@ -306,10 +305,6 @@ def test_a_card_compares_only_what_can_be_compared_and_shows_no_path(tmp_path: P
         (["--save_gguf", "x"], "choose the type of the GGUF file: --gguf f32"),
         (["--gguf", "q4_k_m"], "invalid choice: 'q4_k_m'"),
         (["--save_merged", "x", "--save_gguf", "x", "--gguf", "f16"], "need two different folders"),
-        (
-            ["--save_merged", "x", "--parity_problems", "0"],
-            "parity_problems: 0; expected greater than",
-        ),
         (["--save_merged", "x", "--max_kl", "wide"], "invalid float value: 'wide'"),
         (["--save_merged", "x", "--max_kl", "nan"], "max_kl: nan; expected a finite number"),
         (["--save_merged", "x", "--max_kl", "inf"], "max_kl: inf; expected a finite number"),
@@ -326,14 +321,16 @@ def test_flags_that_cannot_work(run: Path, flags: list[str], message: str) -> No
     assert "\n" not in str(caught.value)
 
 
-def settings_of(run: Path, *flags: str | Path) -> EvaluationSettings:
-    return parse_evaluation(["--run", str(run), *map(str, flags)])
+def settings_of(
+    run: Path, *flags: str | Path
+) -> tuple[EvaluationSettings, export_arguments.ExportArguments]:
+    return export_arguments.parse_export(["--run", str(run), *map(str, flags)])
 
 
 def refusal(run: Path, *flags: str | Path, **changes: Any) -> str:
-    settings = settings_of(run, *flags)
+    settings, arguments = settings_of(run, *flags)
     with pytest.raises(InputError) as caught:
-        begin_export(replace(settings, **changes))
+        begin_export(replace(settings, **changes), arguments)
     return str(caught.value)
 
 
@@ -342,7 +339,9 @@ def test_refused_before_any_work(run: Path, tmp_path: Path) -> None:
     base = ("--save_merged", "x", "--base_model", "./models/mine")
     assert "'./models/mine' is not a repository name" in refusal(run, *base)
     assert "there is no adapter to export" in refusal(run, "--save_merged", "x", adapter=None)
-    data = replace(settings_of(run).data, dataset_name=str(tmp_path / "gone"))
+    data = replace(
+        settings_of(run, "--save_merged", "x")[0].data, dataset_name=str(tmp_path / "gone")
+    )
     assert "gone" in refusal(run, "--save_merged", tmp_path / "x", data=data)
 
 
@@ -357,12 +356,12 @@ def test_folder_in_use(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (json.dumps({"made_from": {"adapter_sha256": "0"}, "gaps": [GAP.model_dump()]}),
+        (json.dumps({"made_from": {"adapter_sha256": "0"}, "gap": GAP.model_dump()}),
          "holds an export of another adapter"),
         ("", f"{MARKER} is empty: remove"),
         ("[]", "expected key: value pairs: remove"),
         ("{}", "made_from: missing: remove"),
-        (json.dumps({"made_from": {}, "gaps": [{}]}), "gaps.0.name: missing: remove"),
+        (json.dumps({"made_from": {}, "gap": {}}), "gap.name: missing: remove"),
     ],
 )  # fmt: skip
 def test_folder_of_another_export(run: Path, tmp_path: Path, content: str, message: str) -> None:
@@ -380,14 +379,13 @@ def test_damaged_files_of_a_run_are_found_before_a_model_is_made(
     (copy / name).parent.mkdir(parents=True, exist_ok=True)
     (copy / name).write_bytes(content)
     with pytest.raises(InputError, match=re.escape(Path(name).name)):
-        begin_export(settings_of(copy, "--save_merged", tmp_path / "x"))
+        begin_export(*settings_of(copy, "--save_merged", tmp_path / "x"))
     assert not (tmp_path / "x").exists()
 
 
 def test_problems_are_those_held_out_of_the_training(run: Path, tmp_path: Path) -> None:
-    settings = settings_of(run, "--save_merged", tmp_path / "x")
-    export = begin_export(settings)
-    assert export is not None
+    settings, arguments = settings_of(run, "--save_merged", tmp_path / "x")
+    export = begin_export(settings, arguments)
     assert export.problems is not None
     tokenizer = load_tokenizer(str(settings.model.model_name_or_path))
     seed = yaml.safe_load((run / "config.yaml").read_text())["seed"]
@@ -412,8 +410,7 @@ def test_gguf_without_its_packages_is_refused_at_once(
 def test_the_merge_into_the_original_weights_stays_off_the_gpu(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export = begin_export(settings_of(run, "--save_merged", tmp_path / "x"))
-    assert export is not None
+    export = begin_export(*settings_of(run, "--save_merged", tmp_path / "x"))
     monkeypatch.setattr(loading, "one_device", lambda: pytest.fail("16 bits, loaded on the GPU"))
     export_module._merge_to_disk(export, export_arguments.ORIGINAL, tmp_path / "merged")
     assert names(tmp_path / "merged") >= {"model.safetensors", "config.json"}
@@ -425,7 +422,7 @@ def test_a_merge_that_main_memory_has_no_room_for_is_refused(
     monkeypatch.setattr(export_module, "free_bytes", lambda device: 2**16)
     said = refusal(run, "--save_merged", tmp_path / "x")
     assert re.match(r"merging takes \d MiB of main memory, and 0 MiB are free: close other", said)
-    assert begin_export(settings_of(run, "--push_to_hub", "mine", "--dry_run")) is not None
+    begin_export(*settings_of(run, "--push_to_hub", "mine", "--dry_run"))
 
 
 def test_memory_that_runs_out_in_the_comparison_is_one_line(

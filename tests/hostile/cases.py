@@ -36,8 +36,8 @@ CALLS: dict[str, list[list[str]]] = {
         ["--model", MODEL, "--adapter", f"{RUN}/adapter", *HERE],
     ],
     "export": [
-        ["--run", RUN, "--save_merged", "out/new", "--parity_problems", "2"],
-        ["--run", RUN, "--save_merged", MERGED, "--save_4bit", FOUR_BIT, "--parity_problems", "2"],
+        ["--run", RUN, "--save_merged", "out/new"],
+        ["--run", RUN, "--save_merged", MERGED, "--save_4bit", FOUR_BIT],
         ["--run", RUN, "--push_to_hub", "me/x", "--dry_run"],
     ],
     "chat": [["--run", RUN], ["--run", RUN, "--prompt_format", "lm_eval"]],

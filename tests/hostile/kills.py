@@ -63,7 +63,7 @@ def works() -> dict[str, list[Work]]:
         ],
         "export": [
             Work("export", ("export", "--run", RUN, "--save_merged", "out/new", "--save_4bit",
-                            "out/new4", "--parity_problems", "4"), (), "",
+                            "out/new4"), (), "",
                  (".safetensors",), ("out/new", "out/new4")),
         ],
     }  # fmt: skip

@@ -48,8 +48,7 @@ EXAMPLES = [{"question": "1 + 1?", "thinking": "1 + 1 = 2", "answer": "2"}]
 HISTORY = (
     ["train", "--config", "configs/quickstart.yaml"],
     ["evaluate", "--run", RUN, "--limit", "3"],
-    ["export", "--run", RUN, "--save_merged", MERGED, "--save_4bit", FOUR_BIT,
-     "--parity_problems", "2"],
+    ["export", "--run", RUN, "--save_merged", MERGED, "--save_4bit", FOUR_BIT],
 )  # fmt: skip
 
 

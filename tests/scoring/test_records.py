@@ -354,26 +354,23 @@ def test_scoring_imports_no_library_of_models() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "exported", "expected"),
+    ("labels", "expected"),
     [
-        (("baseline", "trained"), False,
+        (("baseline", "trained"),
          "accuracy  0.0% -> 50.0%: +50.0 points (95 % interval -27.3 to +90.5)"),
-        (("trained",), True, "accuracy  50.0% (95 % interval 9.5% to 90.5%)"),
+        (("trained",), "accuracy  50.0% (95 % interval 9.5% to 90.5%)"),
     ],
 )  # fmt: skip
-def test_the_end_of_an_evaluation_can_be_copied(
-    labels: Sequence[str], exported: bool, expected: str
-) -> None:
+def test_the_end_of_an_evaluation_can_be_copied(labels: Sequence[str], expected: str) -> None:
     console = Console(file=io.StringIO(), width=40)
     run = Path("runs/my run")
     both = {"baseline": evaluated([WRONG, LOOSE]), "trained": evaluated([RIGHT, LOOSE])}
     shown = {label: both[label] for label in labels}
-    print_ending(console, shown, run, {"adapter": run / "adapter"}, exported)
+    print_ending(console, shown, run, {"adapter": run / "adapter"})
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    export = "          sologrpo export --run 'runs/my run' --save_merged 'out/my run'"
     assert lines == [
         expected,
         "adapter   runs/my run/adapter",
         "next      sologrpo chat --run 'runs/my run'",
-        *([] if exported else [export]),
+        "          sologrpo export --run 'runs/my run' --save_merged 'out/my run'",
     ]

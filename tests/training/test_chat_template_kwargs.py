@@ -45,5 +45,5 @@ def test_prompts_of_training_validation_evaluation_chat_and_export_see_the_varia
     with question.open() as lines:
         monkeypatch.setattr(sys, "stdin", lines)
         chat(["--run", str(run), "--max_completion_length", "2"])
-    export(["--run", str(run), "--save_merged", str(tmp_path / "merged"), "--parity_problems", "1"])
+    export(["--run", str(run), "--save_merged", str(tmp_path / "merged")])
     assert "rendered without the variable" not in capsys.readouterr().err

@@ -73,6 +73,6 @@ def test_a_run_shows_one_date_in_training_evaluation_and_export(
         hashes.add(results["settings"]["prompts_hash"])
     assert len(hashes) == 1
     merged = str(tmp_path / "merged")
-    export(["--run", str(run), "--save_merged", merged, "--parity_problems", "1"])
+    export(["--run", str(run), "--save_merged", merged])
     for folder in (merged, run / "adapter"):
         assert Path(folder, "chat_template.jinja").read_text() == TEMPLATE
