@@ -15,7 +15,7 @@ RESERVED_METRICS = {
 RESERVED_PREFIXES = (
     *("rewards/", "advantage_share/", "degenerate/", "completions/", "hacking/", "tools/"),
     *("clip_ratio/", "ratio/", "sampling/", "vespo/", "time/", "memory/", "tokens_per_second/"),
-    *("tokens/", "utilisation/", "accuracy/"),
+    *("tokens/", "accuracy/"),
     *("eval_", "eval/", "train_", "train/"),
 )
 # Columns of the completions file, to which every reward adds its name (TRL 1.16.0,

@@ -43,9 +43,7 @@ from tiny import ROOT
 
 Seen = list[dict[str, Any]]  # by process: what it saw of each case
 # What a process measures of itself.
-OWN_FIGURES = (
-    "time/", "tokens_per_second/", "tokens/", "utilisation/", "memory/", "step_time",
-)  # fmt: skip
+OWN_FIGURES = ("time/", "tokens_per_second/", "tokens/", "memory/", "step_time")
 SIGNAL, OTHER_SIGNAL, CONSTANT = [0.0, 1.0, 0.5, 1.0], [0.25, 0.0, 0.0, 1.0], [0.7] * G
 WHOLE_GROUPS = SIGNAL + CONSTANT + OTHER_SIGNAL + CONSTANT
 # Six rows a process: two completions of the second group are here, two there.

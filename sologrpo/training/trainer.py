@@ -31,7 +31,6 @@ from sologrpo.data.dataset import can_be_graded, has_few_kinds, stop_strings
 from sologrpo.errors import InputError
 from sologrpo.evaluation.evaluate import evaluate_greedily
 from sologrpo.model.loading import keep_trainable_in_fp32, skip_undone_casts
-from sologrpo.model.merging import working_dtype
 from sologrpo.sampling.stopping import StopStrings
 from sologrpo.training.advantages import GroupRewards, find_outcome
 from sologrpo.training.checkpoint import (
@@ -60,7 +59,6 @@ from sologrpo.training.packing import Batch, Tokens, rows_of_sequences
 from sologrpo.training.progress import StepMeter, timed
 from sologrpo.training.resampling import pick_prompts, replace_degenerate_groups
 from sologrpo.training.rollout import (
-    HALF,
     NEVER,
     GenerationBatch,
     Rollout,
@@ -74,7 +72,6 @@ from sologrpo.training.trl_patches import (
     replaced,
     truncated_kept,
 )
-from sologrpo.training.utilisation import least_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -380,10 +377,6 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         off_sampler = not self._rollout.sampler.is_exact
         value, gradients, logs = self._loss.gradients(model, inputs, tokens, rows, off_sampler)
         self._log_micro_batches(logs, n_tokens)
-        inner = self.accelerator.unwrap_model(model)
-        dtype = HALF.get(self.accelerator.mixed_precision) or working_dtype(inner)
-        computed, scored = sum(log.computed for log in logs), sum(log.tokens for log in logs)
-        self.meter.expect(least_seconds(inner, dtype, computed, scored))
         self._nonfinite.check(gradients, inputs, value, self.state.global_step + 1)
         return self._loss.of_gradients(model, value, gradients)
 
