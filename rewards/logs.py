@@ -8,7 +8,7 @@ from typing import Any
 RESERVED_METRICS = {
     *("loss", "grad_norm", "learning_rate", "epoch", "step", "progress"),
     *("reward", "reward_std", "reward_min", "reward_max", "frac_reward_zero_std"),
-    *("num_tokens", "num_input_tokens_seen", "resampled_groups", "trained_completions"),
+    *("num_tokens", "num_input_tokens_seen", "trained_completions"),
     *("step_time", "total_flos"),
     *("kl", "entropy", "policy_loss", "entropy_coef", "aux_loss", "cispo_clip_ratio"),
 }

@@ -162,11 +162,6 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
         help="Other rewards count in groups with a right answer (group), or only in right "
         "completions (completion)",
     )
-    max_resample_rounds: int = HfArg(
-        default=0,
-        help="Replace groups without signal by groups of other prompts, in at most this many "
-        "further rounds of sampling per generation batch",
-    )
     sampling_engine: str = HfArg(
         default="auto",
         metadata={"choices": ["auto", *SAMPLING_ENGINES]},
@@ -203,20 +198,6 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
                 "start one process per GPU with accelerate launch --num_processes"
             )
         self._check_sampling()
-        self._check_resampling()
-
-    def _check_resampling(self) -> None:
-        if self.max_resample_rounds and self.world_size > 1:
-            raise InputError("max_resample_rounds works with one process only: set it to 0")
-        per_group = self.scale_rewards in ("group", "none")
-        if self.max_resample_rounds and not (
-            per_group and self.multi_objective_aggregation == "sum_then_normalize"
-        ):
-            raise InputError(
-                "max_resample_rounds needs advantages that are computed per group: set "
-                "scale_rewards to group or none, and multi_objective_aggregation to "
-                "sum_then_normalize"
-            )
 
     def _check_sampling(self) -> None:
         if self.use_vllm and self.sampling_engine != "auto":

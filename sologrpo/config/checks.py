@@ -100,7 +100,6 @@ RULES: dict[str, Any] = {
                      "sampling_token_budget", "limit", "parity_problems"), POSITIVE),
     "max_kl": RATIO,
     "reward_workers": between(0, 256),
-    "max_resample_rounds": between(0, 1000),
     "prompt_formats": Annotated[list[Annotated[str, one_of(*PROMPT_FORMATS)]],
                                 BeforeValidator(_split_names), Field(min_length=1)],
     # The loss. The names are those of TRL 1.16.0, grpo_trainer.py: 3084-3093, 3109-3184, 2761-2806.

@@ -41,13 +41,11 @@ class GenerationBatch:
     """A generation batch, and what is learned about it while TRL samples and scores it.
 
     Attributes:
-        inputs: the batch as TRL lays it out, (B, T) ids, masks and log-probs, (B,) advantages.
         rewards: of the completions of all processes.
         has_sampled_log_probs: the sampler gave log-probs, which the loss takes for those of the
             old policy: TRL need not compute them.
     """
 
-    inputs: Batch = field(default_factory=dict)
     rewards: GroupRewards = field(init=False)
     has_sampled_log_probs: bool = False
 

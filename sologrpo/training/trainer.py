@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object, set_seed
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from transformers import TrainerControl
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
@@ -28,7 +28,6 @@ from rewards import hacking_signs
 from rewards.completions import text_of
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.data.dataset import can_be_graded, has_few_kinds, stop_strings
-from sologrpo.errors import InputError
 from sologrpo.evaluation.evaluate import evaluate_greedily
 from sologrpo.model.loading import keep_trainable_in_fp32, skip_undone_casts
 from sologrpo.sampling.stopping import StopStrings
@@ -57,7 +56,6 @@ from sologrpo.training.packed_loss import (
 )
 from sologrpo.training.packing import Batch, Tokens, rows_of_sequences
 from sologrpo.training.progress import StepMeter, timed
-from sologrpo.training.resampling import pick_prompts, replace_degenerate_groups
 from sologrpo.training.rollout import (
     NEVER,
     GenerationBatch,
@@ -97,8 +95,8 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         >>> GRPOTrainer(model, reward_funcs, args, train_dataset=dataset).train()
     """
 
-    # The batch that TRL is sampling and scoring. Only `_sample_groups` sets it, for the length of
-    # that call: the hooks that TRL calls back exchange here what they know of the batch.
+    # The batch that TRL is sampling and scoring. Only `_generate_and_score_completions` sets it:
+    # the hooks that TRL calls back exchange here what they know of the batch.
     _generation: GenerationBatch | None = None
 
     def __init__(
@@ -112,8 +110,6 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         signature = inspect.signature(GRPOTrainer.__init__)
         given = signature.bind_partial(self, model, reward_funcs, args, *others, **named).arguments
         config = as_solo_config(args, model)
-        if config.max_resample_rounds and isinstance(given.get("train_dataset"), IterableDataset):
-            raise InputError("max_resample_rounds picks other prompts, which a stream cannot")
         self.as_in_trl: dict[str, str] = {}
         self.is_packed: bool | None = None  # not decided yet
 
@@ -239,21 +235,11 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
         # 2324-2937: one generation batch, sampled, scored and tokenised.
         if not self.model.training:
-            batch: Batch = super()._generate_and_score_completions(inputs)
-            return batch
-        generation, rounds = self._sample_groups(inputs), self.args.max_resample_rounds
-        if rounds:
-            n_replaced = replace_degenerate_groups(
-                generation, self._sample_others, rounds, self._logs, self._tokenizer.pad_token_id
-            )
-            self._metrics["train"]["resampled_groups"].append(n_replaced)
-        return generation.inputs
-
-    def _sample_groups(self, inputs: list[dict[str, Any]]) -> GenerationBatch:
-        """Sample and score a generation batch as TRL does, with exact advantages."""
+            evaluated: Batch = super()._generate_and_score_completions(inputs)
+            return evaluated
         generation = GenerationBatch()
         with replaced(self, "_generation", generation):
-            batch = generation.inputs = self._score_with_truncated_masked(inputs)
+            batch = self._score_with_truncated_masked(inputs)
         self._rollout.correct_for_sampler(batch)
         if self.use_vllm:
             measured = measure_vllm(batch, self.top_p, self._score_sampled)
@@ -268,13 +254,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 self.scale_rewards == "group",
             )
         self._log_rewards(generation.rewards)
-        return generation
-
-    def _sample_others(self, count: int, attempt: int) -> GenerationBatch:
-        """Sample groups of other prompts, the same ones when a run is resumed here."""
-        seed = f"{self.args.seed} {self.state.global_step} {attempt}"
-        rows = pick_prompts(self.train_dataset, count, self.num_generations, seed)
-        return self._sample_groups(rows)
+        return batch
 
     def _score_with_truncated_masked(self, inputs: list[dict[str, Any]]) -> Batch:
         masks = self.mask_truncated_completions and bool(self._rollout.stops.strings)

@@ -140,61 +140,6 @@ def test_completions_without_any_score_do_not_count(tiny_llama: Path, tmp_path: 
     assert not any(torch.count_nonzero(gradient) for gradient in gradients[0].values())
 
 
-# -- resampling ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.05])
-def test_groups_without_signal_are_replaced(beta: float, tiny_llama: Path, tmp_path: Path) -> None:
-    sampled: list[int] = []
-
-    def reward(completions: list[Any], **kwargs: Any) -> list[float]:
-        # Groups 1 and 3 of the first round tell nothing, nor does the first of the second round.
-        sampled.append(len(completions))
-        rounds = {1: MIXED, 2: [0.0] * G + [0.0, 1.0, 0.0, 0.0], 3: [0.0, 0.0, 1.0, 1.0]}
-        return rounds[len(sampled)]
-
-    args = config(tmp_path, max_resample_rounds=5, beta=beta, log_completions=True)
-    trainer = make_trainer(SoloGRPOTrainer, tiny_llama, args, reward)
-    batches: list[dict[str, Any]] = []
-    original = trainer.compute_loss
-    trainer.compute_loss = lambda model, inputs, **kwargs: (
-        batches.append(inputs),
-        original(model, inputs, **kwargs),
-    )[1]
-    trainer.train()
-    assert sampled == [4 * G, 2 * G, G]
-    logs = trainer.state.log_history[0]
-    assert logs["resampled_groups"] == 2
-    assert logs["trained_completions"] == len(MIXED)
-    (batch,) = batches
-    assert not (batch["advantages"].view(-1, G) == 0).all(dim=1).any()
-    assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
-    # The completions file holds what was trained on.
-    written = list(trainer._logs["completion"])
-    assert len(written) == len(MIXED)
-    pairs = zip(batch["completion_ids"], batch["completion_mask"], strict=True)
-    decode = trainer.processing_class.decode
-    order = [decode(ids[mask.bool()], skip_special_tokens=True) for ids, mask in pairs]
-    assert sorted(order) == sorted(completion[0]["content"] for completion in written)
-    assert sorted(trainer._logs["advantages"]) == pytest.approx(
-        sorted(batch["advantages"].tolist())
-    )
-
-
-def test_resampling_is_bounded(tiny_llama: Path, tmp_path: Path) -> None:
-    sampled: list[int] = []
-
-    def reward(completions: list[Any], **kwargs: Any) -> list[float]:
-        sampled.append(len(completions))
-        return [0.7] * len(completions)
-
-    args = config(tmp_path, max_resample_rounds=2)
-    trainer = make_trainer(SoloGRPOTrainer, tiny_llama, args, reward)
-    trainer.train()
-    assert sampled == [4 * G] * 3
-    assert trainer.state.log_history[0]["resampled_groups"] == 0
-
-
 def test_degenerate_groups_by_outcome(tiny_llama: Path, tmp_path: Path) -> None:
     # All right and equal; all wrong and equal; all wrong, told apart by the side reward; mixed.
     rewards = {
