@@ -13,7 +13,7 @@ RESERVED_METRICS = {
     *("kl", "entropy", "policy_loss", "entropy_coef", "aux_loss", "cispo_clip_ratio"),
 }
 RESERVED_PREFIXES = (
-    *("rewards/", "advantage_share/", "degenerate/", "completions/", "hacking/", "tools/"),
+    *("rewards/", "degenerate/", "completions/", "hacking/", "tools/"),
     *("clip_ratio/", "ratio/", "sampling/", "vespo/", "time/", "memory/", "tokens_per_second/"),
     *("tokens/", "accuracy/"),
     *("eval_", "eval/", "train_", "train/"),

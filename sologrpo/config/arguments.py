@@ -19,7 +19,6 @@ from sologrpo.errors import InputError
 from sologrpo.prompts import PROMPT_FORMATS
 
 SAMPLING_ENGINES = ("adapter", "merged")
-OUTCOME_GATES = ("group", "completion")
 # What TRL 1.16.0 adds to the deviation of a group (grpo_trainer.py:2787).
 TRL_EPSILON = 1e-4
 
@@ -153,14 +152,8 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
     )
     outcome_reward: str | None = HfArg(
         default=None,
-        help="Reward that decides whether a completion is right: the others then count only "
-        "where it is at least 1 (outcome_gate)",
-    )
-    outcome_gate: str = HfArg(
-        default="group",
-        metadata={"choices": list(OUTCOME_GATES)},
-        help="Other rewards count in groups with a right answer (group), or only in right "
-        "completions (completion)",
+        help="Reward that decides whether a completion is right: the others then count only in "
+        "groups where it is at least 1 once",
     )
     sampling_engine: str = HfArg(
         default="auto",

@@ -21,14 +21,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from rewards import Reward, RewardError, load_rewards
 from rewards.completions import Scores
 from rewards.errors import escaped
-from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.config.parsing import parse_config
 from sologrpo.console import aligned, quiet_libraries
 from sologrpo.data.dataset import build_prompts, load_rows
 from sologrpo.errors import one_line_errors
 from sologrpo.plan.trials import Answers, Bench, Trial
 from sologrpo.prompts import PROMPT_FORMATS
-from sologrpo.training.advantages import RIGHT
 
 ROUNDING = 1e-9  # sums of scores that differ by less are equal
 SHOWN_CHARACTERS = 100  # of a completion that got more than it should
@@ -203,7 +201,7 @@ def check_run(argv: Sequence[str]) -> Report:
             result.remarks.append(f"not checked: needs the tokenizer of {model}")
         else:
             check_reward(result, reward, trials, bench, answers)
-    hostile = check_hostile(results, trials, answers.golds, _gate(args, results))
+    hostile = check_hostile(results, trials, answers.golds)
     title = (
         f"{_counted(len(rewards), 'reward')}, prompt format {run.prompt_format}, "
         f"{len(rows):,} rows of {run.dataset_name} ({run.dataset_train_split})"
@@ -213,16 +211,6 @@ def check_run(argv: Sequence[str]) -> Report:
 
 def _result_of(reward: Any, weight: float) -> RewardResult:
     return RewardResult(reward.__name__, weight, reward.takes_token_ids)
-
-
-def _gate(args: SoloGRPOConfig, results: Sequence[RewardResult]) -> RewardResult | None:
-    """Find the reward that decides whether the others count in a completion.
-
-    A gate for whole groups changes nothing here: a group with the right answer is open.
-    """
-    if args.outcome_gate != "completion":
-        return None
-    return next((r for r in results if r.name == args.outcome_reward and r.scores), None)
 
 
 def load_local_tokenizer(model: str, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
@@ -328,7 +316,6 @@ def check_hostile(
     results: Sequence[RewardResult],
     trials: list[Trial],
     golds: list[str],
-    gate: RewardResult | None = None,
 ) -> list[HostileResult]:
     """Compare the weighted sum of every trick with that of the right answer.
 
@@ -338,7 +325,6 @@ def check_hostile(
         results: of all rewards.
         trials: that were scored.
         golds: of all rows.
-        gate: the other rewards count only in completions that this one finds right.
 
     Returns:
         One result per trick; none if a reward that counts could not be called, as the sums would
@@ -346,7 +332,7 @@ def check_hostile(
     """
     if any(r.weight and r.problems and not r.scores for r in results):
         return []
-    sums = _weighted_sums(results, len(trials), gate)
+    sums = _weighted_sums(results, len(trials))
     right_sums: dict[int, float] = {}
     for trial, value in zip(trials, sums, strict=True):
         if trial.right:
@@ -363,16 +349,12 @@ def check_hostile(
     return list(worst.values())
 
 
-def _weighted_sums(
-    results: Sequence[RewardResult], count: int, gate: RewardResult | None
-) -> list[float]:
+def _weighted_sums(results: Sequence[RewardResult], count: int) -> list[float]:
     """Add the weighted scores as the trainer does: None counts as 0."""
-    is_open = [gate is None or (gate.scores[index] or 0.0) >= RIGHT for index in range(count)]
     sums = [0.0] * count
     for result in results:
         for index, score in enumerate(result.scores):
-            if is_open[index] or result is gate:
-                sums[index] += result.weight * (score or 0.0)
+            sums[index] += result.weight * (score or 0.0)
     return sums
 
 

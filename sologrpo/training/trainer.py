@@ -281,9 +281,12 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         if self._generation is None:  # an evaluation
             return scores_BR
-        gate = None if self.args.outcome_reward is None else self.args.outcome_gate
-        rewards = GroupRewards.gated(
-            scores_BR, self.reward_weights, self.num_generations, self._outcome, gate
+        rewards = GroupRewards.of_scores(
+            scores_BR,
+            self.reward_weights,
+            self.num_generations,
+            self._outcome,
+            is_gated=self.args.outcome_reward is not None,
         )
         self._generation.rewards = rewards
         self._log_hacking_signs(inputs, prompts, completions)
@@ -307,12 +310,11 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._log_metric(f"hacking/{name}", mean(row[name] for row in signs))
 
     def _log_rewards(self, rewards: GroupRewards) -> None:
-        metrics, logged = self._metrics["train"], rewards.describe()
+        metrics = self._metrics["train"]
         if self.multi_objective_aggregation == "sum_then_normalize":
             # TRL's own figure misses what rounding tells apart (2780).
             metrics["frac_reward_zero_std"][-1] = rewards.degenerate_P.float().mean().item()
-            logged |= rewards.shares(self.reward_func_names, self.scale_rewards == "group")
-        for name, value in logged.items():
+        for name, value in rewards.describe().items():
             metrics[name].append(value)
         if rewards.rewards_BR is rewards.scores_BR:
             return

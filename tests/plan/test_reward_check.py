@@ -18,7 +18,7 @@ from sologrpo.prompts import PROMPT_FORMATS
 ROOT = Path(__file__).resolve().parents[2]
 # What the check depends on; recipes that agree in it are checked once.
 SETTINGS = ("prompt_format", "rewards", "reward_weights", "system_prompt", "outcome_reward",
-            "outcome_gate", "max_completion_length")  # fmt: skip
+            "max_completion_length")  # fmt: skip
 CONFIGS = {
     str([yaml.safe_load(path.read_text(encoding="utf-8")).get(key) for key in SETTINGS]): name
     for name, path in recipes().items()
@@ -312,15 +312,6 @@ def test_what_fails_is_shown_with_its_scores(check):
     assert "pays 1, the right answer 1" in line
     assert "substring 1.0" in line
     assert "'The answer is 18.'" in line
-
-
-def test_a_gate_for_completions_is_reckoned_with(check):
-    """Paid by length alone: the gate takes that from wrong answers, however long."""
-    gate = {"weights": [0.01, 1], "outcome_reward": "answer_correctness"}
-    ungated = check("answer_correctness", "tried:characters", **gate)
-    gated = check("answer_correctness", "tried:characters", **gate, outcome_gate="completion")
-    assert failed_cases(ungated) == {"stuffed with answers"}
-    assert failed_cases(gated) == set()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from trl import GRPOTrainer
 
 from digits import digit_share
 from fixed_rollouts import (
-    CONSTANT,
     MIXED,
     CapturedGradients,
     G,
@@ -60,31 +59,24 @@ def test_off_policy_the_ratio_leaves_one(
     assert second["ratio/min"] < 0.98 < 1.02 < second["ratio/max"]
 
 
-# -- outcome gating, shares, signs of hacking ----------------------------------------------------
+# -- outcome gating, signs of hacking ----------------------------------------------------
 
 # Groups: one right answer; none; all right; none judged.
 OUTCOME = [0.0, 1.0, 0.0, 0.0] + [0.0] * G + [1.0] * G + [None] * G
 SIDE = [1.0, 0.5, 0.0, 0.5] * 4
-GATED = {
-    "group": [0.5 * s for s in SIDE[:4]] + [0.0] * G + [0.5 * s for s in SIDE[:4]] + [0.0] * G,
-    "completion": [0.0, 0.25, 0.0, 0.0] + [0.0] * G + [0.5 * s for s in SIDE[:4]] + [0.0] * G,
-}
+GATED = [0.5 * s for s in SIDE[:4]] + [0.0] * G + [0.5 * s for s in SIDE[:4]] + [0.0] * G
 
 
-@pytest.mark.parametrize(
-    ("gate", "scale_rewards"),
-    [("group", "group"), ("completion", "group"), ("group", "batch"), ("completion", "none")],
-)
+@pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
 def test_side_rewards_count_only_with_the_outcome(
-    gate: str, scale_rewards: str, tiny_llama: Path, tmp_path: Path
+    scale_rewards: str, tiny_llama: Path, tmp_path: Path
 ) -> None:
     args = config(
-        tmp_path, reward_weights=[0.5, 1.0], outcome_reward="outcome", outcome_gate=gate,
-        scale_rewards=scale_rewards,
+        tmp_path, reward_weights=[0.5, 1.0], outcome_reward="outcome", scale_rewards=scale_rewards,
     )  # fmt: skip
     rewards = {"side": SIDE, "outcome": OUTCOME}
     gradients, logs = trained_on(SoloGRPOTrainer, tiny_llama, args, rewards)
-    summed = [side + (out or 0.0) for side, out in zip(GATED[gate], OUTCOME, strict=True)]
+    summed = [side + (out or 0.0) for side, out in zip(GATED, OUTCOME, strict=True)]
     plain = config(tmp_path, scale_rewards=scale_rewards)
     expected, plain_logs = trained_on(SoloGRPOTrainer, tiny_llama, plain, summed)
     assert relative_gap(expected[0], gradients[0]) < 1e-6
@@ -105,16 +97,6 @@ def test_epsilon_of_the_advantages(tiny_llama: Path, tmp_path: Path) -> None:
     args = config(tmp_path, advantage_eps=0.0)
     (exact,), _ = trained_on(SoloGRPOTrainer, tiny_llama, args, close)
     assert relative_gap({name: 2 * gradient for name, gradient in stock.items()}, exact) < 1e-4
-
-
-def test_share_of_the_advantages_by_reward(tiny_llama: Path, tmp_path: Path) -> None:
-    args = config(tmp_path, reward_weights=[1.0, 2.0])
-    scores = {"small": [0.0, 1.0] * 8, "large": [0.0, 1.0] * 8}
-    _, logs = trained_on(SoloGRPOTrainer, tiny_llama, args, scores)
-    assert logs["advantage_share/small"] == pytest.approx(1 / 3)
-    assert logs["advantage_share/large"] == pytest.approx(2 / 3)
-    _, logs = trained_on(SoloGRPOTrainer, tiny_llama, args, {"small": CONSTANT, "large": CONSTANT})
-    assert "advantage_share/small" not in logs  # nothing to share
 
 
 def test_signs_of_hacking_are_logged(tiny_llama: Path, tmp_path: Path) -> None:
