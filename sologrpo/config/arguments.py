@@ -126,11 +126,6 @@ class RunArguments:
         "from those of the run, and record it",
     )
     dry_run: bool = HfArg(default=False, help="Print the plan and stop")
-    rehearse: bool | None = HfArg(
-        default=None,
-        help="Try the largest step before the run: time, memory, and whether it fits "
-        "(default: on a GPU)",
-    )
     traceback: bool = HfArg(default=False, help="Show tracebacks of bad input")
 
 

@@ -30,7 +30,6 @@ from sologrpo.training.progress import StepMeter
 from sologrpo.training.trl_patches import generate_replaced
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}  # of mixed precision
-NEVER = -1  # a token id that no model samples
 MORE_THAN_PLAIN = "the model or generation_kwargs ask for more than plain sampling"
 Ids = list[list[int]]
 LogProbs = list[list[float]] | None

@@ -57,7 +57,6 @@ from sologrpo.training.packed_loss import (
 from sologrpo.training.packing import Batch, Tokens, rows_of_sequences
 from sologrpo.training.progress import StepMeter, timed
 from sologrpo.training.rollout import (
-    NEVER,
     GenerationBatch,
     Rollout,
     make_sampler,
@@ -221,13 +220,6 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     @property
     def _end_ids(self) -> list[int]:
         return [*self.eos_token_ids, self._tokenizer.pad_token_id]
-
-    def let_completions_grow(self) -> None:
-        """Let only the length limit end a completion; what vLLM samples ends as it always does."""
-        self._rollout.stops = StopStrings(self._tokenizer, [])
-        self.eos_token_ids = [NEVER]
-        if not self.use_vllm:
-            self.generation_config.eos_token_id = [NEVER]
 
     # -- advantages -----------------------------------------------------------------------------
 
