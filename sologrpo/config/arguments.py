@@ -156,11 +156,6 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
         help="What completions are sampled from: the model with its adapter, or "
         "merged weights; auto: the faster one that agrees with the trainer",
     )
-    max_nonfinite_steps: int = HfArg(
-        default=0,
-        help="Optimizer steps whose gradient counts as zero because it or the loss is NaN or "
-        "infinite, before the run stops",
-    )
     sampling_token_budget: int | None = HfArg(
         default=None,
         help="Tokens in the cache of the completions sampled at once "

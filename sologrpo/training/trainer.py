@@ -46,7 +46,7 @@ from sologrpo.training.drop_in import (
     unpacked_reason,
 )
 from sologrpo.training.hot_swap import HotSwappedVllm, build_vllm
-from sologrpo.training.nonfinite import NonfiniteSteps
+from sologrpo.training.nonfinite import check_finite
 from sologrpo.training.packed_loss import (
     MicroBatchLog,
     PackedLoss,
@@ -155,7 +155,6 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._loss = PackedLoss(
             self._scorer, self.accelerator, self.loss_type, self._loss_of_scores
         )
-        self._nonfinite = NonfiniteSteps(config)
         self._rollout = self._make_rollout(sampling_obstacle(config, given))
 
     def _leave_to_trl(self, part: str, reason: str) -> None:
@@ -351,7 +350,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         off_sampler = not self._rollout.sampler.is_exact
         value, gradients, logs = self._loss.gradients(model, inputs, tokens, rows, off_sampler)
         self._log_micro_batches(logs, n_tokens)
-        self._nonfinite.check(gradients, inputs, value, self.state.global_step + 1)
+        check_finite(value, gradients, self.state.global_step + 1, is_scaled=self.args.fp16)
         return self._loss.of_gradients(model, value, gradients)
 
     def _loss_of_scores(
