@@ -27,7 +27,6 @@ from sologrpo.startup import end_imports
 from sologrpo.training import (
     build_trainer,
     open_run_directory,
-    rehearse,
     take_fingerprints,
     tolerate_tracker_failures,
     train,
@@ -63,7 +62,6 @@ def main() -> None:
     console.print(f"follow   sologrpo report --follow {run_name}", soft_wrap=True)
     model = load_base_model(model_args, args.trust_remote_code)
     trainer = build_trainer(settings, model, rewards, datasets, tokenizer, console, [push])
-    rehearse(trainer, run, console)
     with tolerate_tracker_failures(trainer, console):
         train(trainer, opened)
         save_adapter(trainer, opened.adapter)

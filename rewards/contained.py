@@ -116,14 +116,14 @@ def _source_of(reward: Any) -> bytes:
 RESERVED_METRICS = {
     *("loss", "grad_norm", "learning_rate", "epoch", "step", "progress"),
     *("reward", "reward_std", "reward_min", "reward_max", "frac_reward_zero_std"),
-    *("num_tokens", "num_input_tokens_seen", "resampled_groups", "trained_completions"),
+    *("num_tokens", "num_input_tokens_seen", "trained_completions"),
     *("step_time", "total_flos"),
     *("kl", "entropy", "policy_loss", "entropy_coef", "aux_loss", "cispo_clip_ratio"),
 }
 RESERVED_PREFIXES = (
-    *("rewards/", "advantage_share/", "degenerate/", "completions/", "hacking/", "tools/"),
+    *("rewards/", "degenerate/", "completions/", "hacking/", "tools/"),
     *("clip_ratio/", "ratio/", "sampling/", "vespo/", "time/", "memory/", "tokens_per_second/"),
-    *("tokens/", "utilisation/", "accuracy/"),
+    *("tokens/", "accuracy/"),
     *("eval_", "eval/", "train_", "train/"),
 )
 # Columns of the completions file, to which every reward adds its name (TRL 1.16.0,

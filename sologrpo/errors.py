@@ -163,7 +163,10 @@ def _ending(error: BaseException) -> tuple[int, str]:
         return 2, line
     # By name: torch is not imported here.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return 1, "out of memory: use a smaller model, batch or data set"
+        return 1, (
+            "out of memory: lower max_completion_length or max_prompt_tokens, set "
+            "gradient_checkpointing true, or use a smaller model or data set"
+        )
     return 0, ""
 
 

@@ -251,7 +251,6 @@ TRAIN_ERRORS: dict[str, list[str]] = {
     "--eval_strategy steps": ["num_validation_examples"],
     "--outcome_reward strict": ["'strict'", "not among the rewards: strict_format, digit_share"],
     "--outcome_reward digit_share --trainer stock": ["trainer: solo"],
-    "--outcome_gate all": ["outcome_gate", "completion"],
     "--reward_weights 1.0": ["1 reward_weights for 2 rewards"],
     "--worked_examples no.yaml": ["no file no.yaml"],
     "--max_train_examples 0": ["max_train_examples: 0"],

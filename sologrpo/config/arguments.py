@@ -19,7 +19,6 @@ from sologrpo.errors import InputError
 from sologrpo.prompts import PROMPT_FORMATS
 
 SAMPLING_ENGINES = ("adapter", "merged")
-OUTCOME_GATES = ("group", "completion")
 # What TRL 1.16.0 adds to the deviation of a group (grpo_trainer.py:2787).
 TRL_EPSILON = 1e-4
 
@@ -123,11 +122,6 @@ class RunArguments:
         "from those of the run, and record it",
     )
     dry_run: bool = HfArg(default=False, help="Print the plan and stop")
-    rehearse: bool | None = HfArg(
-        default=None,
-        help="Try the largest step before the run: time, memory, and whether it fits "
-        "(default: on a GPU)",
-    )
     traceback: bool = HfArg(default=False, help="Show tracebacks of bad input")
 
     def __post_init__(self) -> None:
@@ -153,30 +147,14 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
     )
     outcome_reward: str | None = HfArg(
         default=None,
-        help="Reward that decides whether a completion is right: the others then count only "
-        "where it is at least 1 (outcome_gate)",
-    )
-    outcome_gate: str = HfArg(
-        default="group",
-        metadata={"choices": list(OUTCOME_GATES)},
-        help="Other rewards count in groups with a right answer (group), or only in right "
-        "completions (completion)",
-    )
-    max_resample_rounds: int = HfArg(
-        default=0,
-        help="Replace groups without signal by groups of other prompts, in at most this many "
-        "further rounds of sampling per generation batch",
+        help="Reward that decides whether a completion is right: the others then count only in "
+        "groups where it is at least 1 once",
     )
     sampling_engine: str = HfArg(
         default="auto",
         metadata={"choices": ["auto", *SAMPLING_ENGINES]},
         help="What completions are sampled from: the model with its adapter, or "
         "merged weights; auto: the faster one that agrees with the trainer",
-    )
-    max_nonfinite_steps: int = HfArg(
-        default=0,
-        help="Optimizer steps whose gradient counts as zero because it or the loss is NaN or "
-        "infinite, before the run stops",
     )
     sampling_token_budget: int | None = HfArg(
         default=None,
@@ -203,20 +181,6 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
                 "start one process per GPU with accelerate launch --num_processes"
             )
         self._check_sampling()
-        self._check_resampling()
-
-    def _check_resampling(self) -> None:
-        if self.max_resample_rounds and self.world_size > 1:
-            raise InputError("max_resample_rounds works with one process only: set it to 0")
-        per_group = self.scale_rewards in ("group", "none")
-        if self.max_resample_rounds and not (
-            per_group and self.multi_objective_aggregation == "sum_then_normalize"
-        ):
-            raise InputError(
-                "max_resample_rounds needs advantages that are computed per group: set "
-                "scale_rewards to group or none, and multi_objective_aggregation to "
-                "sum_then_normalize"
-            )
 
     def _check_sampling(self) -> None:
         if self.use_vllm and self.sampling_engine != "auto":

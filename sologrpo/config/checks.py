@@ -99,7 +99,6 @@ RULES: dict[str, Any] = {
     "advantage_eps": SHARE,
     "reward_workers": between(0, 256),
     "reward_timeout": COUNT,
-    "max_resample_rounds": between(0, 1000),
     "prompt_formats": Annotated[list[Annotated[str, one_of(*PROMPT_FORMATS)]],
                                 BeforeValidator(_split_names), Field(min_length=1)],
     # Texts: these may hold a secret, or more than a name.

@@ -191,7 +191,7 @@ def _plan_lines(
                    f"weights and adapter {gibibytes(memory.held)}, "
                    f"sampling {gibibytes(memory.merged + memory.cache)}, "
                    f"training {gibibytes(memory.training)} in passes of up to "
-                   f"{memory.trained_tokens:,} tokens"),
+                   f"{memory.trained_tokens:,} tokens, estimated for full-length completions"),
         ("run", f"{needs.steps} optimizer steps, {completions:,} completions, "
                 f"at most {tokens:,} tokens, {args.output_dir}"),
         ("disk", f"{gibibytes(needs.disk)} of {gibibytes(needs.free_disk)} free"),

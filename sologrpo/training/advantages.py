@@ -42,18 +42,18 @@ class GroupRewards:
     outcome: int | None = None
 
     @classmethod
-    def gated(
+    def of_scores(
         cls,
         scores_BR: torch.Tensor,
         weights_R: torch.Tensor,
         num_generations: int,
         outcome: int | None,
-        gate: str | None,
+        is_gated: bool,
     ) -> "GroupRewards":
-        """Gate scores by the outcome, as `gate_side_rewards` does; None for no gate."""
+        """Take the scores of a batch, gated by the outcome or as they are."""
         rewards_BR = scores_BR
-        if gate is not None and outcome is not None:
-            rewards_BR = gate_side_rewards(scores_BR, outcome, num_generations, gate)
+        if is_gated and outcome is not None:
+            rewards_BR = gate_side_rewards(scores_BR, outcome, num_generations)
         return cls(scores_BR, rewards_BR, weights_R.to(scores_BR.device), num_generations, outcome)
 
     @cached_property
@@ -108,14 +108,6 @@ class GroupRewards:
                 by_kind[kind].append(score >= RIGHT)
         return {f"{OF_A_KIND}{kind}": fmean(right) for kind, right in sorted(by_kind.items())}
 
-    def shares(self, names: Sequence[str], scale_by_group: bool) -> dict[str, float]:
-        """Return the share of the advantages by reward; see `advantage_shares`."""
-        shares = advantage_shares(
-            self.rewards_BR, self.weights_R, self.num_generations, scale_by_group
-        )
-        pairs = zip(names, shares or [], strict=bool(shares))
-        return {f"advantage_share/{name}": share for name, share in pairs}
-
 
 def find_outcome(names: Sequence[str], configured: str | None) -> int | None:
     """Find the reward that tells right from wrong: the configured one, or the first judge.
@@ -144,10 +136,8 @@ def weighted_sums(rewards_BR: torch.Tensor, weights_R: torch.Tensor) -> torch.Te
     return sums_B.masked_fill(rewards_BR.isnan().all(dim=1), torch.nan)
 
 
-def gate_side_rewards(
-    rewards_BR: torch.Tensor, outcome: int, num_generations: int, gate: str
-) -> torch.Tensor:
-    """Let side rewards count only where the outcome reward found a right answer.
+def gate_side_rewards(rewards_BR: torch.Tensor, outcome: int, num_generations: int) -> torch.Tensor:
+    """Let side rewards count only in groups where the outcome reward found a right answer.
 
     Otherwise a side reward makes a signal out of a group in which everything is wrong, and teaches
     something that has nothing to do with the answer.
@@ -156,17 +146,14 @@ def gate_side_rewards(
         rewards_BR: scores, NaN where a reward could not judge.
         outcome: index of the outcome reward; an answer is right from a score of 1 on.
         num_generations: G.
-        gate: ``group``: side rewards are 0 in groups without a right answer; ``completion``: they
-            are 0 in every completion that is not right.
 
     Returns:
         (B, R) scores of which the advantages are made.
     """
-    right_B = rewards_BR[:, outcome] >= RIGHT  # NaN is not right
-    if gate == "group":
-        right_B = right_B.view(-1, num_generations).any(dim=1).repeat_interleave(num_generations)
+    right_PG = (rewards_BR[:, outcome] >= RIGHT).view(-1, num_generations)  # NaN is not right
+    open_B = right_PG.any(dim=1).repeat_interleave(num_generations)
     is_side_R = torch.arange(rewards_BR.size(1), device=rewards_BR.device) != outcome
-    shut_BR = is_side_R & ~right_B[:, None] & ~rewards_BR.isnan()
+    shut_BR = is_side_R & ~open_B[:, None] & ~rewards_BR.isnan()
     return rewards_BR.masked_fill(shut_BR, 0.0)
 
 
@@ -193,32 +180,3 @@ def rescaling(
     std_P = nanstd(weighted_sums(rewards_BR, weights_R).view(-1, num_generations), dim=1)
     factor_P: torch.Tensor = (std_P + TRL_EPSILON) / (std_P + epsilon)
     return factor_P.nan_to_num(1.0).repeat_interleave(num_generations)
-
-
-def advantage_shares(
-    rewards_BR: torch.Tensor,
-    weights_R: torch.Tensor,
-    num_generations: int,
-    scale_by_group: bool,
-) -> list[float] | None:
-    """Compute the share of the advantages that each reward contributes; None if there are none.
-
-    An advantage is a sum over rewards, ``weight * (score - group mean)``, over the deviation of
-    the group where advantages are scaled by it. A reward's share is the mean absolute value of
-    its terms over that of all rewards: 1.0 in all, also where terms cancel out.
-
-    Args:
-        rewards_BR: NaN where a reward could not judge.
-        weights_R: of the rewards.
-        num_generations: G.
-        scale_by_group: advantages are divided by the deviation of their group.
-    """
-    terms_PGR = (rewards_BR * weights_R).nan_to_num().view(-1, num_generations, len(weights_R))
-    terms_PGR = terms_PGR - terms_PGR.mean(dim=1, keepdim=True)
-    degenerate_P = degenerate_groups(rewards_BR, weights_R, num_generations)
-    terms_PGR = terms_PGR.masked_fill(degenerate_P[:, None, None], 0.0)
-    if scale_by_group:
-        terms_PGR = terms_PGR / (terms_PGR.sum(dim=2, keepdim=True).std(dim=1, keepdim=True) + 1e-4)
-    sizes: list[float] = terms_PGR.abs().mean(dim=(0, 1)).tolist()
-    total = sum(sizes)
-    return [size / total for size in sizes] if total > 0 else None

@@ -185,14 +185,14 @@ def _about_signal(history: Mapping[str, list[float]]) -> Iterator[tuple[str, str
         wrong = history.get("degenerate/all_wrong", [])
         causes = (("all right", right, HARDER), ("all wrong", wrong, EASIER))
         fixes = [
-            f"{part:.0%} were {cause}: {fix}; "
+            f"{part:.0%} were {cause}: {fix}"
             for cause, shares, fix in causes
             if shares and (part := fmean(shares[-TREND:])) >= NOTABLE * share
         ]
         yield (
             "little signal",
-            f"{share:.0%} of the groups had no signal in the last {TREND} steps; {''.join(fixes)}"
-            "max_resample_rounds replaces such groups by others",
+            f"{share:.0%} of the groups had no signal in the last {TREND} steps; "
+            + ("; ".join(fixes) or "take other problems, or a larger num_generations"),
         )
 
 
@@ -212,8 +212,7 @@ def _about_entropy(history: Mapping[str, list[float]]) -> Iterator[tuple[str, st
             f"entropy fell from {before:.2g} to {now:.2g} nats per token, {stuck:.0%} of the "
             "groups have no signal though they are not solved, and reward has not risen for "
             f"{TREND} steps: the model hardly explores any more; lower learning_rate, raise "
-            "temperature, set max_resample_rounds, or epsilon_high 0.28 where clip_ratio/high_mean "
-            "is above 0",
+            "temperature, or set epsilon_high 0.28 where clip_ratio/high_mean is above 0",
         )
 
 

@@ -10,7 +10,6 @@ from itertools import compress
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
 from sologrpo.sampling.shared_cache import shared_beginning
 
@@ -18,49 +17,6 @@ Batch = dict[str, Any]
 
 SMALLEST_BUDGET = 1024  # tokens of a pass
 WORTHWHILE = 0.95  # of the work, for a pass of twice the size
-
-
-def replace_rows(
-    batch: Batch, rows: list[int], source: Batch, source_rows: list[int], pad_id: int
-) -> Batch:
-    """Replace some rows by rows of another batch; both are padded to the longer of the two.
-
-    Args:
-        batch: the batch that keeps its size and its other rows.
-        rows: the rows of `batch` to replace, as many as `source_rows`.
-        source: a batch with the same tensors, of any number and length of rows.
-        source_rows: the rows of `source` to put there.
-        pad_id: token id that fills up prompts and completions; masks and log-probs get 0.
-
-    Returns:
-        A new batch, with `num_items_in_batch` counted again.
-    """
-    replaced = dict(batch)
-    for name, own in batch.items():
-        if not _is_of_rows(own, batch):
-            continue
-        own, other = _same_width(name, own, source[name], batch, pad_id)
-        own = own.clone()
-        own[rows] = other[source_rows]
-        replaced[name] = own
-    replaced["num_items_in_batch"] = replaced["completion_mask"].sum()
-    return replaced
-
-
-def _same_width(
-    name: str, own: torch.Tensor, other: torch.Tensor, batch: Batch, pad_id: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    left = name.startswith("prompt_")
-    if not left and (own.dim() != 2 or own.size(1) != batch["completion_ids"].size(1)):
-        return own, other
-    width = max(own.size(1), other.size(1))
-    fill = pad_id if name.endswith("_ids") else 0
-
-    def widened(tensor: torch.Tensor) -> torch.Tensor:
-        missing = width - tensor.size(1)
-        return pad(tensor, (missing, 0) if left else (0, missing), value=fill)
-
-    return widened(own), widened(other)
 
 
 def rows_of_sequences(

@@ -45,7 +45,6 @@ class StepMeter(TrainerCallback):  # type: ignore[misc]
     def _start(self) -> None:
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._tokens = {"sampling": 0, "training": 0}
-        self._least_seconds = 0.0
         self._part = "training"
         self._since = time.perf_counter()
 
@@ -69,10 +68,6 @@ class StepMeter(TrainerCallback):  # type: ignore[misc]
     def count(self, part: str, tokens: int) -> None:
         """Add tokens that were sampled, or trained on, in this step."""
         self._tokens[part] += tokens
-
-    def expect(self, seconds: float) -> None:
-        """Add what training would take in this step if it were nothing but fast products."""
-        self._least_seconds += seconds
 
     def _switch_to(self, name: str) -> None:
         if torch.cuda.is_available():
@@ -98,9 +93,6 @@ class StepMeter(TrainerCallback):  # type: ignore[misc]
         for name, tokens in self._tokens.items():
             if tokens:
                 self._metrics[f"tokens_per_second/{name}"].append(tokens / self._seconds[name])
-        if self._least_seconds:
-            share = self._least_seconds / self._seconds["training"]
-            self._metrics["utilisation/training"].append(share)
         # Not means over the logged steps: the newest value holds for all of them.
         self._metrics["progress"] = [state.global_step / state.max_steps]
         for name, peak in peak_memory().items():

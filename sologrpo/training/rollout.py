@@ -30,7 +30,6 @@ from sologrpo.training.progress import StepMeter
 from sologrpo.training.trl_patches import generate_replaced
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}  # of mixed precision
-NEVER = -1  # a token id that no model samples
 MORE_THAN_PLAIN = "the model or generation_kwargs ask for more than plain sampling"
 Ids = list[list[int]]
 LogProbs = list[list[float]] | None
@@ -41,13 +40,11 @@ class GenerationBatch:
     """A generation batch, and what is learned about it while TRL samples and scores it.
 
     Attributes:
-        inputs: the batch as TRL lays it out, (B, T) ids, masks and log-probs, (B,) advantages.
         rewards: of the completions of all processes.
         has_sampled_log_probs: the sampler gave log-probs, which the loss takes for those of the
             old policy: TRL need not compute them.
     """
 
-    inputs: Batch = field(default_factory=dict)
     rewards: GroupRewards = field(init=False)
     has_sampled_log_probs: bool = False
 

@@ -60,7 +60,7 @@ FIXED = (
 )  # fmt: skip
 # Beginnings of keys that do not affect training, and may change silently.
 FREE = (
-    "output_dir", "resume", "dry_run", "rehearse", "traceback", "reward_timeout", "reward_workers",
+    "output_dir", "resume", "dry_run", "traceback", "reward_timeout", "reward_workers",
     "accept_changes", "save_",
     "logging_", "log_", "eval_", "do_", "report_to", "run_name", "project", "trackio_", "hub_",
     "push_to_hub", "disable_tqdm", "num_completions_to_print", "num_generations_eval",

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object, set_seed
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from transformers import TrainerControl
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
@@ -28,10 +28,8 @@ from rewards import hacking_signs
 from rewards.completions import text_of
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.data.dataset import can_be_graded, has_few_kinds, stop_strings
-from sologrpo.errors import InputError
 from sologrpo.evaluation.answer import evaluate_greedily
 from sologrpo.model.loading import keep_trainable_in_fp32, skip_undone_casts
-from sologrpo.model.merging import working_dtype
 from sologrpo.sampling.stopping import StopStrings
 from sologrpo.training.advantages import GroupRewards, find_outcome
 from sologrpo.training.checkpoint import (
@@ -48,7 +46,7 @@ from sologrpo.training.drop_in import (
     unpacked_reason,
 )
 from sologrpo.training.hot_swap import HotSwappedVllm, build_vllm
-from sologrpo.training.nonfinite import NonfiniteSteps
+from sologrpo.training.nonfinite import check_finite
 from sologrpo.training.packed_loss import (
     MicroBatchLog,
     PackedLoss,
@@ -58,10 +56,7 @@ from sologrpo.training.packed_loss import (
 )
 from sologrpo.training.packing import Batch, Tokens, rows_of_sequences
 from sologrpo.training.progress import StepMeter, timed
-from sologrpo.training.resampling import pick_prompts, replace_degenerate_groups
 from sologrpo.training.rollout import (
-    HALF,
-    NEVER,
     GenerationBatch,
     Rollout,
     make_sampler,
@@ -72,7 +67,6 @@ from sologrpo.training.trl_patches import (
     replaced,
     truncated_kept,
 )
-from sologrpo.training.utilisation import least_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +92,8 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         >>> GRPOTrainer(model, reward_funcs, args, train_dataset=dataset).train()
     """
 
-    # The batch that TRL is sampling and scoring. Only `_sample_groups` sets it, for the length of
-    # that call: the hooks that TRL calls back exchange here what they know of the batch.
+    # The batch that TRL is sampling and scoring. Only `_generate_and_score_completions` sets it:
+    # the hooks that TRL calls back exchange here what they know of the batch.
     _generation: GenerationBatch | None = None
 
     def __init__(
@@ -113,8 +107,6 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         signature = inspect.signature(GRPOTrainer.__init__)
         given = signature.bind_partial(self, model, reward_funcs, args, *others, **named).arguments
         config = as_solo_config(args, model)
-        if config.max_resample_rounds and isinstance(given.get("train_dataset"), IterableDataset):
-            raise InputError("max_resample_rounds picks other prompts, which a stream cannot")
         self.as_in_trl: dict[str, str] = {}
         self.is_packed: bool | None = None  # not decided yet
 
@@ -160,7 +152,6 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.is_packed:
             self._scorer.prepare()
         self._loss = PackedLoss(self._scorer, self)
-        self._nonfinite = NonfiniteSteps(config)
         self._rollout = self._make_rollout(sampling_obstacle(config, given))
 
     def _leave_to_trl(self, part: str, reason: str) -> None:
@@ -226,34 +217,17 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _end_ids(self) -> list[int]:
         return [*self.eos_token_ids, self._tokenizer.pad_token_id]
 
-    def let_completions_grow(self) -> None:
-        """Let only the length limit end a completion; what vLLM samples ends as it always does."""
-        self._rollout.stops = StopStrings(self._tokenizer, [])
-        self.eos_token_ids = [NEVER]
-        if not self.use_vllm:
-            self.generation_config.eos_token_id = [NEVER]
-
     # -- advantages -----------------------------------------------------------------------------
 
     @timed("data")
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
         # 2324-2937: one generation batch, sampled, scored and tokenised.
         if not self.model.training:
-            batch: Batch = super()._generate_and_score_completions(inputs)
-            return batch
-        generation, rounds = self._sample_groups(inputs), self.args.max_resample_rounds
-        if rounds:
-            n_replaced = replace_degenerate_groups(
-                generation, self._sample_others, rounds, self._logs, self._tokenizer.pad_token_id
-            )
-            self._metrics["train"]["resampled_groups"].append(n_replaced)
-        return generation.inputs
-
-    def _sample_groups(self, inputs: list[dict[str, Any]]) -> GenerationBatch:
-        """Sample and score a generation batch as TRL does, with exact advantages."""
+            evaluated: Batch = super()._generate_and_score_completions(inputs)
+            return evaluated
         generation = GenerationBatch()
         with replaced(self, "_generation", generation):
-            batch = generation.inputs = self._score_with_truncated_masked(inputs)
+            batch = self._score_with_truncated_masked(inputs)
         self._rollout.correct_for_sampler(batch)
         if self.use_vllm:
             measured = measure_vllm(batch, self.top_p, self._score_sampled)
@@ -268,13 +242,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 self.scale_rewards == "group",
             )
         self._log_rewards(generation.rewards)
-        return generation
-
-    def _sample_others(self, count: int, attempt: int) -> GenerationBatch:
-        """Sample groups of other prompts, the same ones when a run is resumed here."""
-        seed = f"{self.args.seed} {self.state.global_step} {attempt}"
-        rows = pick_prompts(self.train_dataset, count, self.num_generations, seed)
-        return self._sample_groups(rows)
+        return batch
 
     def _score_with_truncated_masked(self, inputs: list[dict[str, Any]]) -> Batch:
         masks = self.mask_truncated_completions and bool(self._rollout.stops.strings)
@@ -301,9 +269,12 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         if self._generation is None:  # an evaluation
             return scores_BR
-        gate = None if self.args.outcome_reward is None else self.args.outcome_gate
-        rewards = GroupRewards.gated(
-            scores_BR, self.reward_weights, self.num_generations, self._outcome, gate
+        rewards = GroupRewards.of_scores(
+            scores_BR,
+            self.reward_weights,
+            self.num_generations,
+            self._outcome,
+            is_gated=self.args.outcome_reward is not None,
         )
         self._generation.rewards = rewards
         self._log_hacking_signs(inputs, prompts, completions)
@@ -327,12 +298,11 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._log_metric(f"hacking/{name}", mean(row[name] for row in signs))
 
     def _log_rewards(self, rewards: GroupRewards) -> None:
-        metrics, logged = self._metrics["train"], rewards.describe()
+        metrics = self._metrics["train"]
         if self.multi_objective_aggregation == "sum_then_normalize":
             # TRL's own figure misses what rounding tells apart (2780).
             metrics["frac_reward_zero_std"][-1] = rewards.degenerate_P.float().mean().item()
-            logged |= rewards.shares(self.reward_func_names, self.scale_rewards == "group")
-        for name, value in logged.items():
+        for name, value in rewards.describe().items():
             metrics[name].append(value)
         if rewards.rewards_BR is rewards.scores_BR:
             return
@@ -377,11 +347,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         off_sampler = not self._rollout.sampler.is_exact
         value, gradients, logs = self._loss.gradients(model, inputs, tokens, rows, off_sampler)
         self._log_micro_batches(logs, n_tokens)
-        inner = self.accelerator.unwrap_model(model)
-        dtype = HALF.get(self.accelerator.mixed_precision) or working_dtype(inner)
-        computed, scored = sum(log.computed for log in logs), sum(log.tokens for log in logs)
-        self.meter.expect(least_seconds(inner, dtype, computed, scored))
-        self._nonfinite.check(gradients, inputs, value, self.state.global_step + 1)
+        check_finite(value, gradients, self.state.global_step + 1, is_scaled=self.args.fp16)
         return self._loss.of_gradients(model, value, gradients)
 
     def _log_micro_batches(self, logs: list[MicroBatchLog], tokens: int) -> None:

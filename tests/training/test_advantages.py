@@ -1,10 +1,9 @@
-"""Outcome gating and what each reward contributes to the advantages."""
+"""Outcome gating, groups without signal and the epsilon of the advantages."""
 
 import pytest
 import torch
 
 from sologrpo.training.advantages import (
-    advantage_shares,
     degenerate_groups,
     gate_side_rewards,
     rescaling,
@@ -19,23 +18,16 @@ SCORES = torch.tensor(
 
 
 def test_gate_of_groups() -> None:
-    gated = gate_side_rewards(SCORES, 1, G, "group")
+    gated = gate_side_rewards(SCORES, 1, G)
     assert gated[:, 0].nan_to_num(-1.0).tolist() == pytest.approx(
         [0.5, 1.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.2]
     )
     torch.testing.assert_close(gated[:, 1], SCORES[:, 1], equal_nan=True)
 
 
-def test_gate_of_completions() -> None:
-    gated = gate_side_rewards(SCORES, 1, G, "completion")
-    assert gated[:, 0].nan_to_num(-1.0).tolist() == pytest.approx(
-        [0.5, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.2]
-    )
-
-
 def test_gate_leaves_its_input_alone() -> None:
     before = SCORES.clone()
-    gate_side_rewards(SCORES, 1, G, "group")
+    gate_side_rewards(SCORES, 1, G)
     torch.testing.assert_close(SCORES, before, equal_nan=True)
 
 
@@ -49,28 +41,6 @@ def test_degenerate_groups() -> None:
         + [[NAN, NAN]] * 2
     )
     assert degenerate_groups(rewards, weights, 2).tolist() == [True, True, False, True, True]
-
-
-def test_shares_by_hand() -> None:
-    # Group 1: deviations of the rewards ±0.5 and ±1 (weight 2 x ±0.5); group 2 is degenerate.
-    rewards = torch.tensor([[0.0, 0.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
-    weights = torch.tensor([1.0, 2.0])
-    for scale_by_group in (True, False):
-        shares = advantage_shares(rewards, weights, 2, scale_by_group)
-        assert shares == pytest.approx([1 / 3, 2 / 3])
-
-
-def test_shares_are_those_of_the_scaled_advantages() -> None:
-    # A group that hardly differs counts as much as one that differs a lot: GRPO scales both.
-    rewards = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
-    weights = torch.ones(2)
-    assert advantage_shares(rewards, weights, 2, True) == pytest.approx([0.5, 0.5], abs=1e-3)
-    assert advantage_shares(rewards, weights, 2, False) == pytest.approx([10 / 11, 1 / 11])
-
-
-def test_terms_that_cancel_out_are_no_advantage() -> None:
-    rewards = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    assert advantage_shares(rewards, torch.ones(2), 2, True) is None
 
 
 def test_another_epsilon() -> None:

@@ -4,13 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from digits import digit_share
 from fixed_rollouts import config, make_trainer, problems
-from sologrpo.config.arguments import RunArguments
-from sologrpo.training.rehearsal import rehearse
 from sologrpo.training.trainer import SoloGRPOTrainer
 
 STEPS = 3
@@ -68,12 +65,3 @@ def test_after_validation(tiny_llama: Path, tmp_path: Path) -> None:
     trainer, losses, validations = build(tiny_llama, tmp_path, **settings)
     trainer.train()
     assert losses == validations == [[]] * STEPS
-
-
-def test_after_the_rehearsal(tiny_llama: Path, tmp_path: Path) -> None:
-    trainer, losses, _ = build(tiny_llama, tmp_path)
-    rehearse(trainer, RunArguments(rehearse=True), Console(quiet=True))
-    assert off(trainer) == []
-    assert losses == [[]]
-    trainer.train()
-    assert losses == [[]] * (1 + STEPS)

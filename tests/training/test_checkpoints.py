@@ -281,7 +281,7 @@ def test_older_checkpoints_are_deleted_only_after_the_manifest(
 
     monkeypatch.setattr(checkpoints, "write_manifest", killed_at_the_third)
     recipe = arguments("quickstart", tiny_llama, run, "--save_total_limit", "1")
-    more = ("--trainer", trainer, "--rehearse", "false",
+    more = ("--trainer", trainer,
             "--per_device_train_batch_size", "8", "--num_generations", "4")  # fmt: skip
     with pytest.raises(Killed):
         exit_code(train_without_report(), *recipe, *more)

@@ -115,7 +115,7 @@ SHARES = ("frac_reward_zero_std", "degenerate/all_right", "degenerate/all_wrong"
         (0.5, 0.1, "60% of the groups had no signal in the last 10 steps; 50% were all right: "),
         (0.1, 0.5, "60% of the groups had no signal in the last 10 steps; 50% were all wrong: "),
         (0.3, 0.3, "30% were all right: take harder problems; 30% were all wrong: take easier"),
-        (0.0, 0.0, "steps; max_resample_rounds replaces"),
+        (0.0, 0.0, "steps; take other problems, or a larger num_generations"),
         (0.25, 0.25, None),
     ],
 )
@@ -152,7 +152,7 @@ def test_entropy_that_collapsed() -> None:
     ((topic, text),) = findings(collapsed(), 64)
     assert topic == "entropy"
     assert "entropy fell from 1 to 0.09 nats per token, 25% of the groups have no" in text
-    for setting in ("learning_rate", "temperature", "max_resample_rounds", "epsilon_high 0.28"):
+    for setting in ("learning_rate", "temperature", "epsilon_high 0.28"):
         assert setting in text
     without_outcome = collapsed()
     del without_outcome["degenerate/all_right"]

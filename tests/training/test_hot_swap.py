@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from rich.console import Console
 from transformers import AutoModelForCausalLM
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
@@ -15,11 +14,9 @@ from trl.generation.vllm_generation import VLLMGeneration
 import vllm_stand_in
 from digits import digit_share
 from fixed_rollouts import config, make_trainer
-from sologrpo.config.arguments import RunArguments
 from sologrpo.errors import InputError
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.training.hot_swap import HotSwappedVllm, build_vllm
-from sologrpo.training.rehearsal import rehearse
 from sologrpo.training.trainer import SoloGRPOTrainer
 from tiny import with_adapter
 
@@ -111,5 +108,3 @@ def test_the_trainer_hands_over_its_adapter(tiny_llama: Path, tmp_path: Path) ->
     assert generation.generation_kwargs["stop_token_ids"] == trainer.eos_token_ids
     assert generation.llm.settings["dtype"] == "float32"
     assert torch.initial_seed() == 7  # not the one that vLLM set
-    rehearse(trainer, RunArguments(rehearse=True), Console(quiet=True))
-    assert generation.llm.calls[-1] == ("generate", 1)

@@ -70,7 +70,6 @@ FAMILIES = {
     ),
     "dr-grpo": Family("dr-grpo"),
     "boxed": Family("boxed-fewshot", (ENOUGH_DIGITS,)),
-    "boxed-resampled": Family("boxed-fewshot", (ENOUGH_DIGITS,), (("max_resample_rounds", "1"),)),
     "xml-gated": Family(
         "llama3.1-8b", (ENOUGH_DIGITS, DIGITS), (("outcome_reward", "enough_digits"),)
     ),

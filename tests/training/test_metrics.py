@@ -86,7 +86,6 @@ RUNS = [
     pytest.param({"loss_type": "cispo"}, id="cispo"),
     pytest.param({"loss_type": "vespo"}, id="vespo"),
     pytest.param({"entropy_coef": 0.01}, id="entropy-bonus"),
-    pytest.param({"max_resample_rounds": 1}, id="resampled"),
     pytest.param({"importance_sampling_level": "sequence"}, id="sequence"),
 ]
 

@@ -32,7 +32,6 @@ def trained(
 
 INEXACT = [
     {"bf16": True, "sampling_engine": "merged"},
-    {"bf16": True, "sampling_engine": "merged", "max_resample_rounds": 1},
     {"bf16": True, "sampling_engine": "merged", "num_iterations": 2, "max_steps": 2},
 ]
 

@@ -13,7 +13,6 @@ from trl import GRPOTrainer
 
 from digits import digit_share
 from fixed_rollouts import (
-    CONSTANT,
     MIXED,
     CapturedGradients,
     G,
@@ -60,31 +59,24 @@ def test_off_policy_the_ratio_leaves_one(
     assert second["ratio/min"] < 0.98 < 1.02 < second["ratio/max"]
 
 
-# -- outcome gating, shares, signs of hacking ----------------------------------------------------
+# -- outcome gating, signs of hacking ----------------------------------------------------
 
 # Groups: one right answer; none; all right; none judged.
 OUTCOME = [0.0, 1.0, 0.0, 0.0] + [0.0] * G + [1.0] * G + [None] * G
 SIDE = [1.0, 0.5, 0.0, 0.5] * 4
-GATED = {
-    "group": [0.5 * s for s in SIDE[:4]] + [0.0] * G + [0.5 * s for s in SIDE[:4]] + [0.0] * G,
-    "completion": [0.0, 0.25, 0.0, 0.0] + [0.0] * G + [0.5 * s for s in SIDE[:4]] + [0.0] * G,
-}
+GATED = [0.5 * s for s in SIDE[:4]] + [0.0] * G + [0.5 * s for s in SIDE[:4]] + [0.0] * G
 
 
-@pytest.mark.parametrize(
-    ("gate", "scale_rewards"),
-    [("group", "group"), ("completion", "group"), ("group", "batch"), ("completion", "none")],
-)
+@pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
 def test_side_rewards_count_only_with_the_outcome(
-    gate: str, scale_rewards: str, tiny_llama: Path, tmp_path: Path
+    scale_rewards: str, tiny_llama: Path, tmp_path: Path
 ) -> None:
     args = config(
-        tmp_path, reward_weights=[0.5, 1.0], outcome_reward="outcome", outcome_gate=gate,
-        scale_rewards=scale_rewards,
+        tmp_path, reward_weights=[0.5, 1.0], outcome_reward="outcome", scale_rewards=scale_rewards,
     )  # fmt: skip
     rewards = {"side": SIDE, "outcome": OUTCOME}
     gradients, logs = trained_on(SoloGRPOTrainer, tiny_llama, args, rewards)
-    summed = [side + (out or 0.0) for side, out in zip(GATED[gate], OUTCOME, strict=True)]
+    summed = [side + (out or 0.0) for side, out in zip(GATED, OUTCOME, strict=True)]
     plain = config(tmp_path, scale_rewards=scale_rewards)
     expected, plain_logs = trained_on(SoloGRPOTrainer, tiny_llama, plain, summed)
     assert relative_gap(expected[0], gradients[0]) < 1e-6
@@ -105,16 +97,6 @@ def test_epsilon_of_the_advantages(tiny_llama: Path, tmp_path: Path) -> None:
     args = config(tmp_path, advantage_eps=0.0)
     (exact,), _ = trained_on(SoloGRPOTrainer, tiny_llama, args, close)
     assert relative_gap({name: 2 * gradient for name, gradient in stock.items()}, exact) < 1e-4
-
-
-def test_share_of_the_advantages_by_reward(tiny_llama: Path, tmp_path: Path) -> None:
-    args = config(tmp_path, reward_weights=[1.0, 2.0])
-    scores = {"small": [0.0, 1.0] * 8, "large": [0.0, 1.0] * 8}
-    _, logs = trained_on(SoloGRPOTrainer, tiny_llama, args, scores)
-    assert logs["advantage_share/small"] == pytest.approx(1 / 3)
-    assert logs["advantage_share/large"] == pytest.approx(2 / 3)
-    _, logs = trained_on(SoloGRPOTrainer, tiny_llama, args, {"small": CONSTANT, "large": CONSTANT})
-    assert "advantage_share/small" not in logs  # nothing to share
 
 
 def test_signs_of_hacking_are_logged(tiny_llama: Path, tmp_path: Path) -> None:
@@ -138,61 +120,6 @@ def test_completions_without_any_score_do_not_count(tiny_llama: Path, tmp_path: 
     gradients, logs = trained_on(SoloGRPOTrainer, tiny_llama, config(tmp_path), rewards)
     assert logs["frac_reward_zero_std"] == 1.0
     assert not any(torch.count_nonzero(gradient) for gradient in gradients[0].values())
-
-
-# -- resampling ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.05])
-def test_groups_without_signal_are_replaced(beta: float, tiny_llama: Path, tmp_path: Path) -> None:
-    sampled: list[int] = []
-
-    def reward(completions: list[Any], **kwargs: Any) -> list[float]:
-        # Groups 1 and 3 of the first round tell nothing, nor does the first of the second round.
-        sampled.append(len(completions))
-        rounds = {1: MIXED, 2: [0.0] * G + [0.0, 1.0, 0.0, 0.0], 3: [0.0, 0.0, 1.0, 1.0]}
-        return rounds[len(sampled)]
-
-    args = config(tmp_path, max_resample_rounds=5, beta=beta, log_completions=True)
-    trainer = make_trainer(SoloGRPOTrainer, tiny_llama, args, reward)
-    batches: list[dict[str, Any]] = []
-    original = trainer.compute_loss
-    trainer.compute_loss = lambda model, inputs, **kwargs: (
-        batches.append(inputs),
-        original(model, inputs, **kwargs),
-    )[1]
-    trainer.train()
-    assert sampled == [4 * G, 2 * G, G]
-    logs = trainer.state.log_history[0]
-    assert logs["resampled_groups"] == 2
-    assert logs["trained_completions"] == len(MIXED)
-    (batch,) = batches
-    assert not (batch["advantages"].view(-1, G) == 0).all(dim=1).any()
-    assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
-    # The completions file holds what was trained on.
-    written = list(trainer._logs["completion"])
-    assert len(written) == len(MIXED)
-    pairs = zip(batch["completion_ids"], batch["completion_mask"], strict=True)
-    decode = trainer.processing_class.decode
-    order = [decode(ids[mask.bool()], skip_special_tokens=True) for ids, mask in pairs]
-    assert sorted(order) == sorted(completion[0]["content"] for completion in written)
-    assert sorted(trainer._logs["advantages"]) == pytest.approx(
-        sorted(batch["advantages"].tolist())
-    )
-
-
-def test_resampling_is_bounded(tiny_llama: Path, tmp_path: Path) -> None:
-    sampled: list[int] = []
-
-    def reward(completions: list[Any], **kwargs: Any) -> list[float]:
-        sampled.append(len(completions))
-        return [0.7] * len(completions)
-
-    args = config(tmp_path, max_resample_rounds=2)
-    trainer = make_trainer(SoloGRPOTrainer, tiny_llama, args, reward)
-    trainer.train()
-    assert sampled == [4 * G] * 3
-    assert trainer.state.log_history[0]["resampled_groups"] == 0
 
 
 def test_degenerate_groups_by_outcome(tiny_llama: Path, tmp_path: Path) -> None:

@@ -48,6 +48,12 @@ def test_validation_is_that_of_one_process_and_logged_once(
     assert sum("reward" in line for line in lines) == 1
 
 
+def test_a_loss_that_is_nan_in_one_process_stops_both(both: Seen) -> None:
+    first, second = (seen["stopped"] for seen in both)
+    assert first == second
+    assert "step 1 is not a finite number" in first
+
+
 def test_processes_take_the_number_format_of_the_first(both: Seen) -> None:
     chosen = "bfloat16", {"float32": 100, "bfloat16": 400}
     assert [seen["format"] for seen in both] == [chosen, chosen]
