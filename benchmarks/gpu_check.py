@@ -76,7 +76,7 @@ def list_parts(rehearse: bool) -> dict[str, Part]:
     worker = [sys.executable, str(ROOT / "benchmarks/_gpu_parts.py")]
     sizes = ["rehearsal" if rehearse else "real"]
     pytest = [sys.executable, "-m", "pytest", "-m", "gpu", "--tb=line", "--disable-warnings"]
-    tests = ["tests/benchmarks/test_gpu_check.py"] if rehearse else []
+    tests = ["tests/benchmarks/test_benchmarks.py"] if rehearse else []
     return {
         "doctor": Part(slack * 30, [sys.executable, "-m", "sologrpo", "doctor"], prints=True),
         "parity": Part(slack * 60, [*worker, "parity", *sizes]),
