@@ -17,8 +17,6 @@ EXEMPT = (
     "tests/test_plain_english.py",
     "tests/golden/",
     "benchmarks/results/",
-    "quickstart/templates.py",  # word problems, like the .jsonl files
-    "quickstart/unseen_templates.py",
     "LICENSE",
 )
 
