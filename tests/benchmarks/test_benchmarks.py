@@ -15,19 +15,22 @@ import _grid as grid  # noqa: E402
 import gpu_check  # noqa: E402
 from _llama import build_config, random_model  # noqa: E402
 from _measure import Report  # noqa: E402
-from _sizes import REHEARSAL, Bench  # noqa: E402
 
 from sologrpo.sampling.decoding import generate_fast  # noqa: E402
 
 
 def test_both_trainers_take_the_same_step(tiny_llama, tmp_path):
     report = Report(tmp_path / "results.json", {}, time_budget=200.0)
-    bench = Bench(report, tiny_llama, REHEARSAL, tmp_path / "output")
-    assert report.variant("goals", lambda row: grid.measure_cell(bench, row, grid.FIXED[0]))
+    bench = grid.Bench(report, tiny_llama, grid.REHEARSAL, tmp_path / "output")
+    cell = grid.FIXED[0]
+    measured = report.variant(
+        "goals", lambda row: grid.measure_cell(bench, row, cell), **cell.labels()
+    )
+    assert measured
     (row,) = json.loads(report.path.read_text())["rows"]
     assert row["gradient_gap"] < 1e-5
     assert row["gemm_flop"]["stock"] > row["gemm_flop"]["solo"] > 0
-    assert row["ratio"]["solo"] > 0
+    assert f"{row['ratio']['solo']:.2f}x" in grid.one_line(row)
 
 
 def test_the_gpu_check_rehearsed(tmp_path):
