@@ -57,12 +57,11 @@ smoke: model  ## train a few steps of each recipe family; DATA=folder for other 
 			$(if $(DATA),--dataset_name "$(DATA)") || exit 1; \
 	done
 
-# `make bench PARTS="goals grid" MINUTES=30 SEED=1`; benchmarks/cpu.py lists the parts. Run again, it
-# continues where it stopped. The tables are written even if a part has failed.
-bench: model  ## measure against stock TRL on a CPU, 2.5 hours; PARTS="goals grid" or MINUTES=30 for less
+# `make bench PARTS=grid MINUTES=30 SEED=1`; benchmarks/cpu.py lists the parts. Run again, it continues
+# where it stopped.
+bench: model  ## measure against stock TRL on a CPU, 1.5 hours; PARTS=goals or MINUTES=30 for less
 	@$(BIN)/python benchmarks/cpu.py $(if $(PARTS),--parts "$(PARTS)") \
-		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)); \
-		status=$$?; $(BIN)/python benchmarks/performance_tables.py && exit $$status
+		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 # `make gpu-check PARTS="parity sampling"`; benchmarks/gpu_check.py lists the parts.
 gpu-check: $(READY)  ## check a CUDA card in ten minutes: gradients, memory, speed; PARTS="parity step" for less

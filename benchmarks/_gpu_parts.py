@@ -174,10 +174,6 @@ def compare_gradients(check: Check, four_bit: bool, row: Row) -> None:
 def check_gaps(row: Row, largest: float) -> None:
     """Judge the distances between gradients.
 
-    Args:
-        row: has the distances.
-        largest: between both in fp32.
-
     Raises:
         RuntimeError: if ours is too far off.
     """
@@ -303,12 +299,7 @@ def measure_sampling(
     """Time the decoding loop, against reading all weights once per token.
 
     Args:
-        check: the sizes.
-        model: to sample from.
-        weights: gives it other weights.
-        loop: changes the loop.
         bandwidth: of the memory, in bytes per second.
-        rows: sampled at once.
         row: gets tokens per second, and milliseconds per token of all rows and of the bound.
     """
     new_tokens = check.sizes.new_tokens
@@ -387,14 +378,7 @@ def measure_vllm(check: Check, row: Row) -> None:
 
 
 def take_steps(check: Check, name: str, workload: Workload, row: Row) -> None:
-    """Take a step of a workload, and a second one if there is enough time.
-
-    Args:
-        check: the time that is left.
-        name: of the contender.
-        workload: of the step.
-        row: gets seconds and memory of the last step, in all and by phase.
-    """
+    """Take a step of a workload, and a second one if there is enough time."""
     row["load_s"], built = timed(lambda: build([name], workload))
     contender = built[name]
     contender.samples = True
@@ -414,11 +398,7 @@ def take_steps(check: Check, name: str, workload: Workload, row: Row) -> None:
 
 
 class Phases(TrainerCallback):  # type: ignore[misc]
-    """Seconds and memory of the phases of the latest step.
-
-    Args:
-        trainer: whose methods are timed.
-    """
+    """Seconds and memory of the phases of the latest step."""
 
     def __init__(self, trainer: GRPOTrainer) -> None:
         self._clock = PhaseClock()

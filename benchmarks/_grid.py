@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 import torch
 from _live_memory import LiveMemory
-from _measure import GIB, Row, alternate, compare, free_memory, timed
-from _sizes import Bench
+from _measure import GIB, Report, Row, alternate, compare, free_memory, timed
 from _trainers import (
     Contender,
     Gradients,
@@ -60,6 +60,44 @@ SECONDS = {"float32": 7e-3, "bfloat16": 5e-3}
 COST_POWER = 0.4  # between few long steps (0) and many short ones (1): the least time in all
 FIXED_PROMPTS = 4  # of a step, in the fixed cells
 GEMM_SIZE = 2048
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the work; the defaults are those of `make bench`.
+
+    Attributes:
+        shrink: what the tokens of a cell are divided by.
+        rounds: rounds of every comparison, if there is enough time; two are always taken.
+        seconds: after which a comparison begins no third round.
+    """
+
+    shrink: int = 1
+    rounds: int = 4
+    seconds: float = 60.0
+
+
+# Enough to check that every part works; the figures are meaningless.
+REHEARSAL = Sizes(shrink=10, rounds=2, seconds=0.0)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The context of every measurement.
+
+    Attributes:
+        report: takes the rows.
+        model: folder of the policy.
+        sizes: of the work.
+        scratch: output directory of the trainers, which save nothing there.
+        seed: of the made-up prompts and completions.
+    """
+
+    report: Report
+    model: Path
+    sizes: Sizes
+    scratch: Path
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -163,13 +201,7 @@ def covering(
 
 
 def cell_workload(bench: Bench, cell: Cell, dtype: str | None = None) -> Workload:
-    """Make up prompts and completions of a cell; the fixed cell of the quickstart has its prompts.
-
-    Args:
-        bench: names the policy, and how much to shrink the lengths.
-        cell: the lengths, the rewards and the settings.
-        dtype: if it is not the cell's.
-    """
+    """Make up prompts and completions of a cell; the quickstart's fixed cells have its prompts."""
     dtype = dtype or cell.dtype
     limit = max(2, cell.limit // bench.sizes.shrink)
     changes = {
@@ -264,11 +296,6 @@ def measure_cell(bench: Bench, row: Row, cell: Cell) -> None:
     The first step of each does not count; it gives the gradients. Live tensors and matrix products
     are counted in steps that are not timed, because counting them takes time. In the quickstart's
     cells both sample too, for the time that it takes; ours tests its engines in the first step.
-
-    Args:
-        bench: how much to measure.
-        row: gets the seconds, the gap between the gradients, the memory and the work.
-        cell: the batch.
     """
     exact = exact_gradients(bench, cell)
     workload = cell_workload(bench, cell)
@@ -323,3 +350,42 @@ def gemm_rate(dtype: torch.dtype) -> float:
     """Measure the FLOP/s of a large matrix product, the best of several."""
     a, b = (torch.randn(GEMM_SIZE, GEMM_SIZE, dtype=dtype) for _ in range(2))
     return 2 * GEMM_SIZE**3 / min(timed(lambda: a @ b)[0] for _ in range(8))
+
+
+# --- what was measured ----------------------------------------------------------------------------
+
+
+def one_line(row: Row) -> str:
+    """Format the figures of a cell for the terminal."""
+    stock, solo = (row["training_s"][name] for name in ("stock", "solo"))
+    rounds = [a / b for a, b in zip(stock, solo, strict=True)]
+    memory = row["peak_gib"]["solo"] / row["peak_gib"]["stock"]
+    gemm = row["gemm_flop"]["solo"] / row["median"]["solo"] / row["gemm_peak"]
+    whole = f"; whole step {mean_ratio(row, 'step_s'):.2f}x" if "step_s" in row else ""
+    return (
+        f"{row['ratio']['solo']:.2f}x ({min(rounds):.2f}-{max(rounds):.2f}){whole}  "
+        f"{name_cell(row)}; stock {row['median']['stock']:.3g} s, ours {row['median']['solo']:.3g} "
+        f"s, {gap(row)}, memory {memory:.0%} of stock's, {gemm:.0%} of the GEMM peak"
+    )
+
+
+def gap(row: Row) -> str:
+    """Format the gap between the gradients; in bf16, how far both are from that in fp32."""
+    if "from_fp32" not in row:
+        return f"gradient gap {row['gradient_gap']:.1e}"
+    stock, solo = (row["from_fp32"][name] for name in ("stock", "solo"))
+    return f"gradients {stock:.1e} and {solo:.1e} from fp32"
+
+
+def mean_ratio(row: Row, key: str) -> float:
+    """Compute how many times faster ours is in `key`, over all rounds."""
+    return sum(row[key]["stock"]) / sum(row[key]["solo"])
+
+
+def name_cell(row: Row) -> str:
+    """Describe the batch of a cell in a few words."""
+    name = f"{row['name']}: " if "name" in row else ""
+    return (
+        f"{name}{row['prompt']} + {row['limit']} tokens, G {row['group']}, signal "
+        f"{row['signal']:.0%}, {row['dtype']}, beta {row['beta']:g}, {row['loss_type']}"
+    )

@@ -32,7 +32,7 @@ from sologrpo.model.loading import (
     pick_dtype,
 )
 
-# Sizes of Llama 3.1 8B, Llama 3.2 3B and 1B and of SmolLM2 360M and 135M, from their config.json.
+# Sizes of Llama 3.1 8B and Llama 3.2 3B and 1B, from their config.json, and two small ones.
 SHAPES: dict[str, dict[str, Any]] = {
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
            "num_attention_heads": 32, "tie_word_embeddings": False},
@@ -40,12 +40,6 @@ SHAPES: dict[str, dict[str, Any]] = {
            "num_attention_heads": 24, "tie_word_embeddings": True},
     "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
            "num_attention_heads": 32, "tie_word_embeddings": True},
-    "360m": {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32,
-             "num_attention_heads": 15, "num_key_value_heads": 5, "vocab_size": 49152,
-             "tie_word_embeddings": True},
-    "135m": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
-             "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
-             "tie_word_embeddings": True},
     "25m": {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 12,
             "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 16384,
             "tie_word_embeddings": True},
@@ -122,12 +116,7 @@ class _Drawn:
 
 
 def random_model(config: LlamaConfig, model_args: ModelConfig) -> PreTrainedModel:
-    """Load a model whose weights are drawn instead of read: no file, and no copy in main memory.
-
-    Args:
-        config: its shape.
-        model_args: dtype and quantisation; each weight is quantised on the device once it is drawn.
-    """
+    """Load a model whose weights are drawn instead of read: no file, and no copy in main memory."""
     args = copy.copy(model_args)
     args.dtype = dtype_name(pick_dtype(model_args.dtype))  # of the 4-bit computation too
     with torch.device("meta"):

@@ -144,12 +144,8 @@ def alternate(
 
     Args:
         runs: what to measure by name; each is called with the number of the round.
-        repeats: rounds.
         seconds: no round begins that would probably end later than this.
         at_least: rounds that begin anyway.
-
-    Returns:
-        What the calls returned, by name.
     """
     start = time.perf_counter()
     measured: dict[str, list[Row]] = {name: [] for name in runs}
@@ -162,12 +158,8 @@ def alternate(
     return measured
 
 
-def compare(measured: dict[str, list[Row]], key: str, rate: bool = False) -> Row:
+def compare(measured: dict[str, list[Row]], key: str) -> Row:
     """Return all values, medians, and ratios to the first contender.
-
-    Args:
-        measured: from `alternate`.
-        key: what to compare: seconds, or with `rate` something of which more is better.
 
     Example:
         >>> compare({"stock": [{"s": 8.0}, {"s": 6.0}], "solo": [{"s": 2.0}, {"s": 1.5}]}, "s")
@@ -177,12 +169,8 @@ def compare(measured: dict[str, list[Row]], key: str, rate: bool = False) -> Row
     values = {name: [round(row[key], 4) for row in rows] for name, rows in measured.items()}
     medians = {name: statistics.median(numbers) for name, numbers in values.items()}
     first, *others = medians
-    ratios = {
-        name: medians[name] / medians[first] if rate else medians[first] / medians[name]
-        for name in others
-    }
-    rounded = {name: round(ratio, 3) for name, ratio in ratios.items()}
-    return {key: values, "median": medians, "ratio": rounded}
+    ratios = {name: round(medians[first] / medians[name], 3) for name in others}
+    return {key: values, "median": medians, "ratio": ratios}
 
 
 def earlier_rows(path: Path, settings: dict[str, Any]) -> list[Row]:
@@ -199,14 +187,7 @@ def earlier_rows(path: Path, settings: dict[str, Any]) -> list[Row]:
 
 
 class Report:
-    """The JSON file of a benchmark: machine, settings, and a row for every variant.
-
-    Args:
-        path: the file.
-        settings: whatever else the numbers depend on.
-        time_budget: seconds, after which no further variant begins.
-        rows: of an earlier run, to stay in the file.
-    """
+    """The JSON file of a benchmark: machine, settings, and a row for every variant."""
 
     def __init__(
         self,
@@ -269,21 +250,6 @@ class Report:
         print(f"[{self.data['elapsed_s']:6.1f} s] {part}: {name}: {state[:300]}", flush=True)
         return state == "ok"
 
-    def skip(self, part: str, reason: str, **labels: Any) -> None:
-        """Record a variant that this machine cannot run."""
-        self.data["rows"].append({"part": part, **labels, "skipped": reason})
-        self.flush()
-
-
-def resident_gib(field: str, process: int | str = "self") -> float:
-    """Read the memory of a process in GiB: current (`VmRSS`) or peak (`VmHWM`).
-
-    Not `ru_maxrss`, which a process inherits from the one that started it.
-    """
-    status = Path(f"/proc/{process}/status").read_text()
-    found = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
-    return int(found[1]) / 2**20 if found else 0.0  # a process that has ended has none
-
 
 def describe_machine() -> dict[str, Any]:
     """Name the device that the numbers belong to."""
@@ -299,6 +265,14 @@ def describe_machine() -> dict[str, Any]:
     else:
         machine |= {"device": "cpu", "threads": torch.get_num_threads()}
     return machine
+
+
+def cpu_name() -> str:
+    """Return the name of the processor, from /proc/cpuinfo if available."""
+    info = Path("/proc/cpuinfo")
+    text = info.read_text() if info.exists() else ""
+    match = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return match[1] if match else platform.machine()
 
 
 def driver_version() -> str | None:
@@ -326,22 +300,6 @@ def copy_bandwidth(repeats: int = 10) -> float:
     target = torch.empty_like(source)
     best = min(timed(lambda: target.copy_(source))[0] for _ in range(repeats))
     return 2 * source.nbytes / best
-
-
-def print_table(rows: list[dict[str, Any]], columns: list[str]) -> None:
-    """Print rows as aligned columns; a missing value is a dash."""
-    cells = [columns] + [[_cell(row.get(column)) for column in columns] for row in rows]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-    for line in cells:
-        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
-    return str(value)[:60]
 
 
 def _versions() -> dict[str, str | None]:

@@ -2,17 +2,12 @@
 
     python benchmarks/cpu.py --parts "goals grid" --minutes 30
 
-goals       training steps on the batches that docs/performance.md gives goals for
-grid        training steps on about 30 kinds of batches, chosen by a seed
-user        whole steps as users get them: a script with TRL's defaults, and train.py
-sampling    completion tokens per second
-evaluation  greedy answers to test problems, compared with a widely copied loop
-run         the quickstart, and stock TRL until it reaches the same reward
+goals  training steps on the batches that docs/performance.md gives goals for
+grid   training steps on about 30 kinds of batches, chosen by a seed
 
-Each row is measured in a separate process, in which both contenders take turns; in `user` and `run`
-each has its own. The row is written to a JSON file at once, and measured again only if the code in
-`sologrpo/` has changed since, so an interrupted benchmark continues where it stopped.
-`python benchmarks/performance_tables.py` writes the tables.
+Each row is measured in a separate process, in which both contenders take turns. The row is written
+to a JSON file at once, and measured again only if the code in `sologrpo/` has changed since, so an
+interrupted benchmark continues where it stopped. The last line names the worst cell.
 """
 
 import argparse
@@ -23,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -32,13 +26,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # `sologrpo`, whether or not the project is installed
 
-from _cpu_generation import measure_evaluation, measure_sampling  # noqa: E402
-from _cpu_run import measure_run, measure_user  # noqa: E402
-from _grid import FACTORS, FIXED, Cell, grid, measure_cell  # noqa: E402
-from _measure import Report, Row, code_version, earlier_rows  # noqa: E402
-from _sizes import REHEARSAL, Bench, Sizes  # noqa: E402
-from performance_tables import one_line  # noqa: E402
-from reward_throughput import cpu_name  # noqa: E402
+from _grid import FIXED, REHEARSAL, Bench, Cell, Sizes, grid, measure_cell, one_line  # noqa: E402
+from _measure import Report, Row, code_version, cpu_name, earlier_rows  # noqa: E402
 
 from sologrpo.startup import cpu_environment  # noqa: E402
 
@@ -53,21 +42,17 @@ END = 10.0  # seconds for a job to end the processes that it has started
 
 @dataclass(frozen=True)
 class Job:
-    """A row to be measured.
-
-    Attributes:
-        part: of the benchmark.
-        labels: of the row.
-        seconds: estimate on two cores, to plan with.
-        measure: fills the row.
-        tuned: prepare the allocator; the processes of users do that themselves, or do not.
-    """
+    """A cell to be measured, and the labels of its row."""
 
     part: str
     labels: dict[str, Any]
-    seconds: float
-    measure: Callable[[Bench, Row], None]
-    tuned: bool = True
+    cell: Cell
+
+    @property
+    def seconds(self) -> float:
+        """Estimate the seconds on two cores, to plan with."""
+        # Of stock TRL a step that does not count and two that do; all of ours take less than one.
+        return START + 4 * self.cell.seconds
 
     def is_of(self, row: Row) -> bool:
         """Check whether a row is that of this job."""
@@ -77,38 +62,12 @@ class Job:
 def list_jobs(seed: int) -> list[Job]:
     """List all jobs, in the order in which they run."""
     return [
-        *(_cell_job("goals", cell, {}) for cell in FIXED),
-        *(_cell_job("grid", cell, {"seed": seed}) for cell in grid(seed)),
-        *(
-            Job("user", labels, 150, partial(measure_user, **labels), tuned=False)
-            for labels in (
-                {"contender": "stock", "signal": 1.0},
-                {"contender": "solo", "signal": 1.0},
-                {"contender": "solo", "signal": 0.25},
-            )
-        ),
-        *(
-            Job("sampling", {"limit": n}, 150, partial(measure_sampling, limit=n))
-            for n in (48, 128)
-        ),
-        *(
-            Job("evaluation", {"dtype": dtype}, 300, partial(measure_evaluation, dtype=dtype))
-            for dtype in FACTORS["dtype"]
-        ),
-        *(
-            Job("run", {"trainer": name}, 900, partial(measure_run, trainer=name), tuned=False)
-            for name in ("solo", "stock")
-        ),
+        *(Job("goals", cell.labels(), cell) for cell in FIXED),
+        *(Job("grid", cell.labels() | {"seed": seed}, cell) for cell in grid(seed)),
     ]
 
 
-def _cell_job(part: str, cell: Cell, labels: dict[str, Any]) -> Job:
-    # Of stock TRL a step that does not count and two that do; all of ours take less than another.
-    seconds = START + 4 * cell.seconds
-    return Job(part, cell.labels() | labels, seconds, partial(measure_cell, cell=cell))
-
-
-PARTS = ("goals", "grid", "user", "sampling", "evaluation", "run")
+PARTS = ("goals", "grid")
 
 
 def run_job(job: Job, place: int, args: argparse.Namespace) -> bool:
@@ -119,7 +78,7 @@ def run_job(job: Job, place: int, args: argparse.Namespace) -> bool:
     ]  # fmt: skip
     if args.rehearse:
         command.append("--rehearse")
-    process = subprocess.Popen(command, env=environment(job.tuned), cwd=ROOT)
+    process = subprocess.Popen(command, env=environment(), cwd=ROOT)
     limit = OVERDUE * job.seconds
     try:
         return process.wait(timeout=limit) == 0
@@ -140,12 +99,12 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def environment(tuned: bool) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Build the environment of a job, with only these settings of glibc's allocator."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     ours.pop("GLIBC_TUNABLES", None)
     ours |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return cpu_environment(ours) if tuned else ours
+    return cpu_environment(ours)
 
 
 def work(job: Job, args: argparse.Namespace) -> bool:
@@ -161,7 +120,7 @@ def work(job: Job, args: argparse.Namespace) -> bool:
     with tempfile.TemporaryDirectory(prefix="sologrpo-bench-") as folder:
         bench = Bench(report, args.model, sizes, Path(folder), args.seed)
         return report.variant(
-            job.part, partial(job.measure, bench), **job.labels, code=code_version()
+            job.part, partial(measure_cell, bench, cell=job.cell), **job.labels, code=code_version()
         )
 
 
@@ -219,6 +178,9 @@ def main() -> None:
     estimate = sum(job.seconds for _, job in todo) / 60
     print(f"seed {args.seed}: {len(todo)} rows to measure, about {estimate:.0f} min", flush=True)
     failed = measure_all(todo, args)
+    rows = [row for row in earlier_rows(args.out, settings_of(args)) if "ratio" in row]
+    if rows:
+        print(f"worst cell: {one_line(min(rows, key=lambda row: row['ratio']['solo']))}")
     if failed:
         sys.exit("failed: " + "; ".join(f"{job.part} {job.labels}" for job in failed))
 

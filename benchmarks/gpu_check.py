@@ -76,7 +76,7 @@ def list_parts(rehearse: bool) -> dict[str, Part]:
     worker = [sys.executable, str(ROOT / "benchmarks/_gpu_parts.py")]
     sizes = ["rehearsal" if rehearse else "real"]
     pytest = [sys.executable, "-m", "pytest", "-m", "gpu", "--tb=line", "--disable-warnings"]
-    tests = ["tests/benchmarks/test_gpu_check.py"] if rehearse else []
+    tests = ["tests/benchmarks/test_benchmarks.py"] if rehearse else []
     return {
         "doctor": Part(slack * 30, [sys.executable, "-m", "sologrpo", "doctor"], prints=True),
         "parity": Part(slack * 60, [*worker, "parity", *sizes]),
@@ -89,13 +89,7 @@ def list_parts(rehearse: bool) -> dict[str, Part]:
 
 
 def run_part(name: str, part: Part, log: Path) -> dict[str, Any]:
-    """Run a part; return its rows, and what it found out about the machine.
-
-    Args:
-        name: of the part.
-        part: the command.
-        log: file that its output is appended to.
-    """
+    """Run a part; return its rows, and what it found out about the machine."""
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         file, output = Path(folder) / "rows.json", Path(folder) / "output.txt"
         command = part.command if part.prints else [*part.command, str(file), str(part.limit)]
@@ -116,13 +110,7 @@ def run_part(name: str, part: Part, log: Path) -> dict[str, Any]:
 
 
 def ended_with(command: list[str], limit: float, console: Any) -> str | None:
-    """Run a command for so long at most, then end it and all that it started; return the problem.
-
-    Args:
-        command: to run.
-        limit: in seconds.
-        console: file for its output.
-    """
+    """Run a command up to a limit, then end it and all that it started; return the problem."""
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         command, cwd=ROOT, env=ALLOCATOR | os.environ | OFFLINE | {"PYTHONPATH": paths},
@@ -173,13 +161,7 @@ def table(rows: list[Row]) -> str:
 
 
 def check(parts: dict[str, Part], out: Path, rehearsal: bool) -> list[Row]:
-    """Run all parts, print the table, and return the rows; the file is written after each part.
-
-    Args:
-        parts: by name.
-        out: the JSON file.
-        rehearsal: whether the figures mean nothing.
-    """
+    """Run all parts, print the table, and return the rows; the file is written after each part."""
     now = datetime.datetime.now(datetime.UTC)
     result: dict[str, Any] = {
         "date": now.date().isoformat(),

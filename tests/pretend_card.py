@@ -1,13 +1,11 @@
 """A pretend GPU: tensors that claim to be on `cuda:0`, and compute on the CPU.
 
-As on a GPU, an operation that mixes devices is an error. What a GPU would be given to compute is
-counted, and so is every wait of the host for it, with the line of code. CUDA graphs are recorded
-and replayed.
+As on a GPU, an operation that mixes devices is an error. Every wait of the host for the GPU is
+counted, with the line of code. CUDA graphs are recorded and replayed.
 
 It does not show which kernels a GPU would run, how fast, with what rounding, or in how much memory.
 """
 
-import ctypes
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 CUDA, CPU, META = torch.device("cuda", 0), torch.device("cpu"), torch.device("meta")
-_CUDA_TYPE, _META_TYPE = 1, 14  # c10/core/DeviceType.h
 T = TypeVar("T")
 aten = torch.ops.aten
 
@@ -38,8 +35,6 @@ WAITS = {
     aten.bincount.default: "counts bins",
     aten.repeat_interleave.Tensor: "counts repeats",
 }
-# These compute nothing, though their schema does not call them views.
-NO_KERNEL = {aten._unsafe_view.default, aten.empty.memory_format, aten.empty_strided.default}
 INDEXING = {
     aten.index.Tensor,
     aten.index_put.default,
@@ -53,12 +48,9 @@ class CardTensor(torch.Tensor):
 
     Attributes:
         held: its values, in main memory.
-        inner_device: what torch's own code takes it for. Only with "meta" is there a backward pass
-            in a build without CUDA, and only with "cuda" does autocast cast.
     """
 
     held: torch.Tensor
-    inner_device = META
     device = property(lambda self: CUDA)  # type: ignore[assignment]
     is_cuda = True  # type: ignore[assignment]
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -83,7 +75,7 @@ class CardTensor(torch.Tensor):
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
-    # torch's own code would make a tensor on `inner_device`, without the numbers.
+    # torch's own code would make a tensor on the meta device, without the numbers.
     def __getitem__(self, index: Any) -> torch.Tensor:
         return super().__getitem__(_moved(index))
 
@@ -98,20 +90,13 @@ class Card(TorchDispatchMode):
     """The pretend GPU.
 
     Attributes:
-        launches: operations that it was given to compute, by name.
         waits: of the host, by what for and where.
-        graphs: recorded on it.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.launches: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
-        self.graphs: list[Graph] = []
         self._capturing: Graph | None = None
-
-    def reset(self) -> None:
-        self.launches, self.waits, self.graphs = Counter(), Counter(), []
 
     def report(self) -> str:
         """List the waits, one to a line."""
@@ -154,7 +139,7 @@ class Card(TorchDispatchMode):
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         on = [x for x in tensors if isinstance(x, CardTensor)]
         if func is torch.ops.prim.device.default:
-            return CardTensor.inner_device if on else CPU
+            return META if on else CPU  # only there is a backward pass in a build without CUDA
         if func is aten._fused_sdp_choice.default and on:
             return 0  # no kernel of a GPU: products and a softmax
         to_card = bool(on)
@@ -167,34 +152,23 @@ class Card(TorchDispatchMode):
             self.wait(reason)
         args, kwargs = tree_map(_held, (args, kwargs))
         out = func(*args, **kwargs)
-        if on or to_card:
-            self._count(func)
-            if self._capturing is not None:
-                self._capturing.calls.append((func, args, kwargs, out))
+        if (on or to_card) and self._capturing is not None:
+            self._capturing.calls.append((func, args, kwargs, out))
         if _returns_its_argument(func):
             return next(x for x in tensors if _held(x) is out)
         return tree_map(_on_card, out) if to_card else out
-
-    def _count(self, func: Any) -> None:
-        if not _is_view(func) and func not in NO_KERNEL:
-            counts = self.launches if self._capturing is None else self._capturing.launches
-            counts[str(func)] += 1
 
 
 class Graph:
     """Replaces `torch.cuda.CUDAGraph`: repeats the recorded operations in the same memory."""
 
-    def __init__(self, card: Card) -> None:
-        self._card = card
+    def __init__(self) -> None:
         self.calls: list[tuple[Any, Any, Any, Any]] = []
-        self.launches: Counter[str] = Counter()
-        card.graphs.append(self)
 
     def pool(self) -> None:
         return None
 
     def replay(self) -> None:
-        self._card.launches["CUDA graph"] += 1
         with _disable_current_modes():
             for func, args, kwargs, out in self.calls:
                 again = func(*args, **kwargs)
@@ -212,7 +186,7 @@ def pretend_card() -> Iterator[Card]:
         "synchronize": lambda device=None: card.wait("synchronizes"),
         "get_rng_state": lambda device=None: None,
         "set_rng_state": lambda state, device=None: None,
-        "CUDAGraph": lambda: Graph(card),
+        "CUDAGraph": Graph,
         "graph": card.capture,
         "Stream": lambda: stream,
         "current_stream": lambda: stream,
@@ -226,30 +200,6 @@ def pretend_card() -> Iterator[Card]:
         stack.callback(torch._C._set_only_lift_cpu_tensors, False)
         stack.enter_context(card)
         yield card
-
-
-@contextmanager
-def autocast_on_card() -> Iterator[None]:
-    """Compute in bf16, as `torch.autocast` does; that one would look for a GPU.
-
-    There is no backward pass within. torch asks a registry for the guard of every type of device; a
-    build without CUDA has none for it. The guard of meta tensors does nothing, and is put there.
-    """
-    home = Path(torch.__file__).parent
-    guards = (ctypes.c_void_p * 15).in_dll(
-        ctypes.CDLL(str(home / "lib/libc10.so")), "_ZN3c104impl26device_guard_impl_registryE"
-    )
-    before, guards[_CUDA_TYPE] = guards[_CUDA_TYPE], guards[_META_TYPE]
-    CardTensor.inner_device = CUDA
-    torch.set_autocast_enabled("cuda", True)
-    torch.set_autocast_dtype("cuda", torch.bfloat16)
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled("cuda", False)
-        torch.clear_autocast_cache()
-        CardTensor.inner_device = META
-        guards[_CUDA_TYPE] = before
 
 
 def _place() -> str:
@@ -274,11 +224,6 @@ def _held(x: Any) -> Any:
 
 def _on_card(x: Any) -> Any:
     return CardTensor(x) if isinstance(x, torch.Tensor) else x
-
-
-def _is_view(func: Any) -> bool:
-    aliases = [returned.alias_info for returned in func._schema.returns]
-    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def _returns_its_argument(func: Any) -> bool:

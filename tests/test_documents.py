@@ -53,7 +53,3 @@ def test_paths_links_and_tests_exist(document):
         if not found:
             missing.append(f"{file}::{test}{rest}")
     assert not missing
-
-
-def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,18 @@ def test_the_wheel_holds_every_split_of_the_quickstart(installed: Path) -> None:
     for split in ("train", "test", "test_unseen"):
         packed = installed / "sologrpo/bundled/quickstart" / f"{split}.jsonl"
         assert packed.read_bytes() == (ROOT / "quickstart" / packed.name).read_bytes()
+
+
+def test_the_dockerfile_copies_what_a_wheel_is_made_of() -> None:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    copied = {
+        word.rstrip("/").removeprefix("./")
+        for line in text.splitlines()
+        if line.startswith("COPY ")
+        for word in line.split()[1:-1]
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {project["project"]["readme"], *wheel["packages"], *wheel["force-include"]}
+    missing = [name for name in needed if not {name, name.partition("/")[0]} & copied]
+    assert missing == []

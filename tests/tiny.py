@@ -6,12 +6,11 @@ The weights are random, so nothing here is clever; the shapes, files and code pa
 import json
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import yaml
 from peft import LoraConfig, PeftModel, get_peft_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -23,13 +22,10 @@ from transformers import (
 )
 from trl import ModelConfig
 
-from quickstart.problems import ONE_STEP, TEMPLATES, generate
-from quickstart.templates import TRAIN
 from sologrpo.model.loading import load_base_model
 
 ROOT = Path(__file__).resolve().parents[1]
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-TAGS = "<thinking>\n</thinking>\n<answer>\n</answer>\n"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -58,32 +54,14 @@ NAMES = ("Ana", "Max", "Leo", "Eli", "Ida", "Tom")
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    # Fixed patterns and settings: what the quickstart ships may change, the tiny models should not.
-    patterns = {kind: TRAIN[kind][: 12 if kind in ONE_STEP else 5] for kind in TRAIN}
-    with patch.dict(TEMPLATES, train=patterns):
-        problems = generate("train", 2000, 0, max_number=20, two_step_share=0.2)[:300]
-    texts = [TAGS] + [text for row in problems for text in _texts(row)]
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=SPECIAL_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    """A byte-level BPE that was trained on word problems."""
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=Tokenizer.from_file(str(ROOT / "tests/golden/tokenizer.json")),
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         chat_template=CHAT_TEMPLATE,
         model_max_length=SIZES["max_position_embeddings"],
     )
-
-
-def _texts(row: dict[str, str]) -> tuple[str, str]:
-    return row["question"], row["answer"]
 
 
 def build_model(

@@ -33,13 +33,6 @@ def t4(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{module}.default_dtype", lambda: torch.float16)
 
 
-def test_the_page_has_these_commands() -> None:
-    names = [name for name, _ in COMMANDS]
-    assert {name: names.count(name) for name in dict.fromkeys(names)} == {
-        "doctor": 2, "model": 1, "train": 5, "evaluate": 2, "chat": 1,
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(("name", "argv"), COMMANDS, ids=lambda part: "".join(part)[:40])
 def test_every_command_parses(
     name: str, argv: list[str], monkeypatch: pytest.MonkeyPatch, t4: None
@@ -57,15 +50,6 @@ def test_every_command_parses(
         CheckedParser(ChatArguments).parse(argv)
     else:
         assert argv == []
-
-
-@pytest.mark.parametrize("cell", re.findall(r"^\| `(\S+ ?.*?)` \| (\S+?),? ", PAGE, re.MULTILINE))
-def test_the_table_names_the_weights(cell: tuple[str, str], t4: None) -> None:
-    recipe, *options = cell[0].split()
-    _, args, model = parse_config(["--config", recipe, *options])
-    dtype = "fp32" if pick_dtype(model.dtype) is torch.float32 else "fp16"
-    assert cell[1] == ("NF4" if model.load_in_4bit else dtype)
-    assert args.fp16 is (dtype == "fp16")
 
 
 def test_two_gpus_in_one_process_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

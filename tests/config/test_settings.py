@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
-import yaml
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from trl import GRPOTrainer, ModelConfig
 
 from scripts import refusal
@@ -23,7 +20,6 @@ from sologrpo.config.parsing import parse_config
 from sologrpo.training.run_directory import resolved_config
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
 CLASSES = (RunArguments, SoloGRPOConfig, ModelConfig)
 HINTS = {
     key: {hint, *get_args(hint)} - {type(None)}
@@ -171,51 +167,6 @@ def test_the_scales_of_rewards_are_those_of_trl() -> None:
 
 
 # -- a file, and the command line ------------------------------------------------------------------
-
-
-def parsed(config: Path, content: object) -> None:
-    config.write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")
-    parse_config(["--config", str(config)])
-
-
-scalars = (
-    st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats() | st.text(max_size=12)
-)
-junk = st.recursive(
-    scalars,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
-    ),
-    max_leaves=4,
-)
-in_one_folder = settings(
-    max_examples=150,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-
-
-@given(
-    st.sampled_from(RECIPES),
-    st.dictionaries(st.sampled_from([*KEYS, "rewards", "env"]), junk, min_size=1, max_size=3),
-)
-@in_one_folder
-def test_any_value_in_a_recipe_is_taken_or_refused_in_one_line(
-    tmp_path: Path, recipe: Path, changes: dict[str, Any]
-) -> None:
-    content = yaml.safe_load(recipe.read_text(encoding="utf-8")) | changes
-    refusal(lambda: parsed(tmp_path / "config.yaml", content))
-
-
-@given(
-    st.sampled_from(KEYS),
-    st.lists(st.sampled_from(["nan", "-1", "1e38", "5", "", "yes", "{", '{"a": 1}', "x", "no"])),
-)
-@in_one_folder
-def test_any_value_on_the_command_line_is_taken_or_refused_in_one_line(
-    key: str, values: list[str]
-) -> None:
-    refusal(lambda: parse_config(["--config", "quickstart", f"--{key}", *values]))
 
 
 @pytest.mark.parametrize(

@@ -84,21 +84,13 @@ def other_version(manifest: bytes) -> bytes:
     return json.dumps(json.loads(manifest) | {"version": "0.1.1"}).encode()
 
 
-def without_files(manifest: bytes) -> bytes:
-    return json.dumps(json.loads(manifest) | {"files": {}}).encode()
-
-
 @pytest.mark.parametrize(
     ("name", "change"),
     [
         ("model.safetensors", lambda _: b"damaged"),
-        ("model.safetensors", None),
         ("config.json", None),
         ("source.json", lambda _: b'{"model": '),
-        ("source.json", lambda _: b"[]"),
-        ("source.json", lambda _: b"{}"),
         ("source.json", other_version),
-        ("source.json", without_files),
     ],
 )
 def test_damage_is_found_and_repaired(
@@ -336,10 +328,3 @@ def test_conversion_gives_a_plain_model(tiny_gguf: Path, tmp_path: Path) -> None
     assert tokenizer.tokenize("<|im_start|>34") == ["<|im_start|>", "3", "4"]
     assert set(tokenizer("34")) == {"input_ids", "attention_mask"}
     assert tokenizer.model_max_length == 128
-
-
-def test_check_names_what_is_wrong_with_a_tokenizer(tiny_gguf: Path) -> None:
-    tokenizer = tool.read_tokenizer(tiny_gguf)
-    tokenizer.pad_token = tokenizer.eos_token
-    with pytest.raises(RuntimeError, match=r"checks: padding has a separate token$"):
-        tool.check_tokenizer(tokenizer)

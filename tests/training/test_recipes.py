@@ -5,9 +5,7 @@ The smoke recipes run through `train.py` from their own files, with a tiny model
 
 import json
 import re
-import subprocess
 from collections.abc import Callable
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,8 @@ from trl import ModelConfig
 from rewards.completions import text_of
 from scripts import exit_code, train_without_report
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
-from sologrpo.config.parsing import RENAMED, parse_config
-from sologrpo.config.schedule import check_fills_a_batch, optimizer_steps
+from sologrpo.config.parsing import parse_config
+from sologrpo.config.schedule import check_fills_a_batch
 from sologrpo.errors import InputError
 from sologrpo.training.trainer import SoloGRPOTrainer
 from tiny import ROOT, build_model, build_tokenizer
@@ -39,19 +37,9 @@ FAMILY_KEYS = (
     "epsilon", "epsilon_high", "num_iterations", "beta", "temperature", "top_p", "top_k",
     "adam_beta1", "adam_beta2", "mask_truncated_completions",
 )  # fmt: skip
-# Options of the CS336 script's readme and of its notebook's config.
-SCRIPT_OPTIONS = {
-    "model_name", "base_url", "lora_rank", "n_grpo_steps", "learning_rate", "rollout_batch_size",
-    "group_size", "epochs_per_rollout_batch", "train_batch_size", "advantage_eps",
-    "use_std_normalization", "cliprange", "sampling_temperature", "sampling_max_tokens",
-    "use_r1_zero_format", "log_path", "save_every", "eval_every", "wandb_project", "wandb_name",
-}  # fmt: skip
-KEYS = {field.name for cls in (RunArguments, SoloGRPOConfig, ModelConfig) for field in fields(cls)}
-GSM8K_TRAIN_ROWS = 7473
 UNEVEN_STEPS = (
     "--per_device_train_batch_size 8 --gradient_accumulation_steps 2 --generation_batch_size 24"
 )
-TIMES = "\N{MULTIPLICATION SIGN}"
 CLOSING = "</answer>"
 
 
@@ -85,34 +73,6 @@ def test_make_smoke_runs_every_smoke_recipe() -> None:
     assert {path.stem for path in Path("configs").glob("smoke-*.yaml")} == set(SMOKE)
 
 
-def make_smoke(folder: Path, *arguments: str) -> list[list[str]]:
-    """Run `make smoke` with a Python that only prints; return the words of each command."""
-    launcher = folder / "python"
-    launcher.write_text('#!/bin/sh\necho "launched: $*"\n')
-    launcher.chmod(0o755)
-    # -o: take the model as fetched.
-    command = ["make", "-f", str(ROOT / "Makefile"), "-o", "model", "smoke", f"BIN={folder}"]
-    done = subprocess.run(
-        [*command, *arguments], cwd=folder, capture_output=True, text=True, check=True
-    )
-    return [line.split() for line in done.stdout.splitlines() if line.startswith("launched: ")]
-
-
-def test_make_smoke_takes_free_folders_and_other_data(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "smoke-boxed").mkdir(parents=True)
-    (tmp_path / "runs" / "smoke-boxed-2").mkdir()
-    launched = make_smoke(tmp_path)
-    outputs = [words[words.index("--output_dir") + 1] for words in launched]
-    assert sorted(outputs) == sorted(
-        f"runs/{name}" + ("-3" if name == "smoke-boxed" else "") for name in SMOKE
-    )
-    assert not any("--dataset_name" in words for words in launched)
-    assert all(words[:2] == ["launched:", "train.py"] for words in launched)
-    launched = make_smoke(tmp_path, "DATA=some/problems")
-    assert len(launched) == len(SMOKE)
-    assert all(words[-2:] == ["--dataset_name", "some/problems"] for words in launched)
-
-
 # -- the document --------------------------------------------------------------------------------
 
 
@@ -139,84 +99,6 @@ def quoted(cell: str) -> list[str]:
 def test_every_recipe_is_in_the_table() -> None:
     named = [quoted(row[0])[0] for row in table("Recipe")]
     assert sorted(named) == sorted(path.name for path in Path("configs").glob("*.yaml"))
-
-
-def test_every_option_of_the_scripts_has_a_key_here() -> None:
-    rows = table("There")
-    assert {quoted(row[0])[0] for row in rows} == SCRIPT_OPTIONS
-    for there, here, _ in rows:
-        assert set(quoted(here)) <= KEYS
-        (old,) = quoted(there)
-        if old in KEYS:
-            assert quoted(here) == [old]
-        else:
-            assert set(quoted(here)) & set(re.findall(r"\w+", RENAMED[old]))
-
-
-@pytest.mark.parametrize(
-    ("column", "recipe"), [("There", "r1-zero-on-policy"), ("Tutorial", "boxed-fewshot")]
-)
-def test_values_in_the_option_tables(column: str, recipe: str) -> None:
-    settings = settings_of(recipe)
-    checked = 0
-    for _, here, value in table(column):
-        keys = quoted(here)
-        assert set(keys) <= KEYS
-        if value.startswith(("none: ", "with ")):  # says when the key is of use
-            continue
-        numbers = [number.strip() for number in value.partition(";")[0].split(TIMES)]
-        assert numbers == [str(settings[key]) for key in keys]
-        checked += 1
-    assert checked >= 10
-
-
-def test_batch_arithmetic_of_the_document() -> None:
-    lines = table("Recipe | Generation batch")
-    assert len(lines) >= 7
-    for name, *numbers in lines:
-        run, args, _ = config_of(quoted(name)[0].removesuffix(".yaml"))
-        step = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        updates = args.generation_batch_size // step * args.num_iterations
-        n_prompts = run.max_train_examples or GSM8K_TRAIN_ROWS - run.num_validation_examples
-        steps = optimizer_steps(args, n_prompts)
-        batch, batches = args.generation_batch_size, steps // updates
-        prompts = batch // args.num_generations
-        sums = [batch, prompts, step, args.num_iterations, updates, steps, batches, batches * batch]
-        assert [int(number) for number in numbers] == sums, name
-        assert batches * updates == steps
-
-
-def test_advantages_of_the_document() -> None:
-    rewards = torch.tensor([1.0] * 2 + [0.2] * 6)
-    centred = rewards - rewards.mean()
-    scaled = centred / (rewards.std() + 1e-6)
-    expected = {"group": scaled, "none": centred}
-    rows = table("`scale_rewards`")
-    assert [quoted(row[0])[0] for row in rows] == list(expected)
-    for name, right, wrong in rows:
-        advantages = expected[quoted(name)[0]]
-        assert [right, wrong] == [f"{advantages[0]:.3f}", f"{advantages[-1]:.3f}"]
-
-
-def test_clipping_of_the_document() -> None:
-    epsilon = config_of("r1-zero-off-policy")[1].epsilon
-    rows = table("Old probability")
-    for row in rows:
-        old, new, advantage = map(float, row[:3])
-        log_prob = torch.tensor(new).log().requires_grad_()
-        ratio = (log_prob - torch.tensor(old).log()).exp()
-        clipped = ratio.clamp(1 - epsilon, 1 + epsilon)
-        objective = torch.min(ratio * advantage, clipped * advantage)
-        objective.backward()
-        assert log_prob.grad is not None
-        numbers = [f"{number.item():.2f}" for number in (ratio, clipped, objective)]
-        assert row[3:] == [*numbers, "yes" if log_prob.grad else "no"]
-    assert {row[-1] for row in rows} == {"yes", "no"}
-
-
-def test_refusal_of_the_document() -> None:
-    message = the_error(*UNEVEN_STEPS.split())
-    assert f"error: {message}" in " ".join(document().split())
 
 
 # -- sizes that do not divide evenly -------------------------------------------------------------

@@ -1,8 +1,6 @@
 """Shipped recipes that are killed resume to the same adapter, also through `accelerate launch`."""
 
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 import torch
 from test_resume import adapter_of, assert_equal_weights
 
-from scripts import exit_code, launch_command, script_environment, train_without_report
+from scripts import exit_code, train_without_report
 from server import Server
 from tiny import ROOT
 
@@ -67,25 +65,3 @@ def test_a_killed_recipe_resumes_to_the_same_adapter(
     assert resumed.code == 0, resumed
     assert "resuming from" in resumed.out + resumed.err
     assert_equal_weights(adapter_of(killed / "adapter"), trained)
-
-
-def launch(*train_arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        launch_command(*train_arguments), cwd=ROOT, env=script_environment(), text=True,
-        start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-
-
-def test_a_killed_launch_resumes_to_the_same_adapter(tiny_llama: Path, tmp_path: Path) -> None:
-    trained = train_whole("quickstart", tiny_llama, tmp_path / "whole")
-    command = arguments("quickstart", tiny_llama, tmp_path / "killed")
-    process = launch(*command)
-    wait_for_checkpoint(tmp_path / "killed", process.poll)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    process = launch(*command, "--resume")
-    output, _ = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 0, output
-    assert "resuming from" in output
-    assert_equal_weights(adapter_of(tmp_path / "killed/adapter"), trained)

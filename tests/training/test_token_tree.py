@@ -14,9 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from fixed_rollouts import MIXED, config, relative_gap, trained_on
 from sologrpo.training import token_tree
 from sologrpo.training.packing import SMALLEST_BUDGET, Batch, Rows, Tokens
 from sologrpo.training.token_tree import TokenTree
+from sologrpo.training.trainer import SoloGRPOTrainer
 
 tokens = st.integers(3, 99)
 
@@ -192,3 +194,29 @@ def test_passes_are_large_where_that_saves_work() -> None:
     assert best(1000, 950, most=3000) == 3000
     assert best(1000, 950, most=10) == 10  # rows are passed through one by one
     assert best(30, 0, pass_tokens=2000) > SMALLEST_BUDGET
+
+
+def no_kernel(*args: Any) -> torch.Tensor:
+    raise NotImplementedError("no kernel for this card\nat all")
+
+
+def wrong_attention(tree: Any, module: Any, query: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return -20 * query.transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("attend", "problem"),
+    [(no_kernel, "no kernel for this card"), (wrong_attention, "nats off the model's own")],
+)
+def test_where_attention_along_a_tree_fails_no_prompt_is_shared(
+    attend: Any, problem: str, tiny_llama: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    (expected,), _ = trained_on(SoloGRPOTrainer, tiny_llama, config(tmp_path), MIXED)
+    monkeypatch.setattr(TokenTree, "attend", attend)
+    (found,), _ = trained_on(SoloGRPOTrainer, tiny_llama, config(tmp_path), MIXED)
+    assert relative_gap(expected, found) < 1e-5
+    (line,) = [r.getMessage() for r in caplog.records if "prompts are not" in r.getMessage()]
+    assert line.startswith("prompts are not shared in training: ")
+    assert problem in line
+    assert "\n" not in line
