@@ -1,6 +1,7 @@
 """Parse command lines; every mistake is one line that names the option and what to write."""
 
 import difflib
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,6 +55,8 @@ class Parser(HfArgumentParser):  # type: ignore[misc]
     ) -> tuple[Namespace, list[str]]:
         """Parse as argparse does, once the names are known. All other methods call this one."""
         args = list(sys.argv[1:] if args is None else args)
+        if empty := [arg for arg in args if re.fullmatch("--[^=]+=--", arg)]:  # argparse drops it
+            raise InputError(f"{empty[0]}: '--' is not a value")
         self.check_keys(arg[2:].partition("=")[0] for arg in args if arg.startswith("--"))
         parsed: tuple[Namespace, list[str]] = super().parse_known_args(args, namespace)
         return parsed

@@ -40,11 +40,12 @@ class _Reported(SystemExit):
     """An exit whose line is printed."""
 
 
-# Libraries raise these for a setting or a file that is not what they expect: a config file with a
-# list instead of a mapping, weights that end too early, a package that is not installed.
+# Libraries raise these for a setting that they do not take, or a package that is not installed.
+SETTING_ERRORS = (ValueError, TypeError, OSError, ImportError, RuntimeError, re.error)
+# And these, where no code of ours runs, for a damaged file or a free dictionary: a config file with
+# a list instead of a mapping, weights that end too early.
 LIBRARY_ERRORS = (
-    ValueError, TypeError, ArithmeticError, LookupError, AttributeError, OSError, ImportError,
-    RuntimeError, AssertionError, re.error, SafetensorError,
+    *SETTING_ERRORS, ArithmeticError, LookupError, AttributeError, AssertionError, SafetensorError,
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from sologrpo.command_line import Parser
 from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
 from sologrpo.config.checks import check_settings
 from sologrpo.device import gpu_gibibytes
-from sologrpo.errors import InputError, refusing
+from sologrpo.errors import SETTING_ERRORS, InputError, refusing
 from sologrpo.files import describe_recipes, find_config
 from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.schema import read_yaml
@@ -127,7 +127,7 @@ def parse_config(
         content = _read_config(path, parser)
         settings |= content
         origins |= dict.fromkeys(content, str(path))
-    with refusing():
+    with refusing(errors=SETTING_ERRORS):  # our code runs too: its defects are not the user's
         run_args, trainer_args, model_args = parser.parse_dict(settings | given)
     shown = given.keys() - {"dry_run", "traceback"}
     run_args.origins = origins | dict.fromkeys(shown, COMMAND_LINE)
