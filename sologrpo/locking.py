@@ -1,5 +1,7 @@
 """Lock a folder, so that two processes never write to it at once."""
 
+import fcntl
+import os
 import sys
 from pathlib import Path
 
@@ -13,7 +15,6 @@ def lock_folder(folder: Path, other: str) -> FileLock | None:
     """Keep other processes from writing to a folder; the system lifts the lock when this one ends.
 
     Args:
-        folder: that is there.
         other: what the other process does, for the error.
 
     Returns:
@@ -37,3 +38,23 @@ def lock_folder(folder: Path, other: str) -> FileLock | None:
         print(printable(line), file=sys.stderr)
         return None
     return lock
+
+
+def is_locked(folder: Path) -> bool | None:
+    """Return whether a process holds the lock of a folder; None if that cannot be known.
+
+    The system lifts the lock when the process ends, however it ends.
+    """
+    try:
+        file = os.open(folder / LOCK, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look do not meet
+    except BlockingIOError:
+        return True
+    except OSError:  # some network file systems
+        return None
+    finally:
+        os.close(file)
+    return False

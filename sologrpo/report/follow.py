@@ -7,7 +7,6 @@ connect, and a page of another site cannot read it: the name in a request must b
 machine.
 """
 
-import fcntl
 import hashlib
 import os
 import re
@@ -21,7 +20,8 @@ from typing import Any, ClassVar
 
 from sologrpo.console import time_left
 from sologrpo.errors import InputError, printable
-from sologrpo.files import ADAPTER, COMPLETIONS, EVALUATIONS, LOCK, METRICS
+from sologrpo.files import ADAPTER, COMPLETIONS, EVALUATIONS, METRICS
+from sologrpo.locking import is_locked
 from sologrpo.logs import Metrics
 from sologrpo.report.reading import read_files
 from sologrpo.report.report import content_policy, render, run_page
@@ -67,31 +67,11 @@ def open_server(port: int | None) -> "Server":
 # --- state of the run ------------------------------------------------------------------------
 
 
-def is_training(run_dir: Path) -> bool | None:
-    """Return whether a process holds the lock of a run directory; None if that cannot be known.
-
-    The system lifts the lock when the process ends, however it ends.
-    """
-    try:
-        file = os.open(run_dir / LOCK, os.O_RDONLY)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two pages do not meet
-    except BlockingIOError:
-        return True
-    except OSError:  # some network file systems
-        return None
-    finally:
-        os.close(file)
-    return False
-
-
 def describe_state(run_dir: Path, metrics: Metrics, training: bool | None) -> Record:
     """Describe what the run is doing.
 
     Args:
-        training: as `is_training` returned.
+        training: as `is_locked` returns.
 
     Returns:
         `kind` (waiting, training, finished, stopped or unknown), `title` and `text`.
@@ -153,7 +133,7 @@ class LivePage:
 
     def _make(self, version: str) -> bytes:
         run = read_files(self._run_dir)
-        state = describe_state(self._run_dir, run.metrics, is_training(self._run_dir))
+        state = describe_state(self._run_dir, run.metrics, is_locked(self._run_dir))
         page = run_page(run) | {"live": state | {"version": version}}
         return render(page).encode("utf-8", "replace")
 
@@ -162,7 +142,7 @@ def _version(run_dir: Path) -> str:
     """Identify what the page depends on: whether training runs, times and sizes of files."""
     latest = max((run_dir / COMPLETIONS).glob("*.parquet"), default=run_dir)
     paths = [*run_dir.glob("*"), latest, *(run_dir / EVALUATIONS).glob("**/*")]
-    seen: list[Any] = [is_training(run_dir)]
+    seen: list[Any] = [is_locked(run_dir)]
     for path in sorted(paths):
         with suppress(OSError):  # removed since
             stat = path.stat()

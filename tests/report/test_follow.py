@@ -17,9 +17,10 @@ from test_report import Page, assert_inert
 from made_up_run import attack_everywhere, grow, write_eval
 from serving import serving
 from sologrpo.errors import InputError
+from sologrpo.locking import is_locked
 from sologrpo.report import follow
 from sologrpo.report.command import main
-from sologrpo.report.follow import HOST, PORT, LivePage, describe_state, is_training, open_server
+from sologrpo.report.follow import HOST, PORT, LivePage, describe_state, open_server
 from sologrpo.report.reading import read_files
 from tiny import ROOT
 
@@ -141,7 +142,7 @@ def test_states_of_a_run(tmp_path: Path) -> None:
     lock = FileLock(run / ".lock")
 
     def state() -> str:
-        found = describe_state(run, read_files(run).metrics, is_training(run))
+        found = describe_state(run, read_files(run).metrics, is_locked(run))
         return f"{found['kind']}: {found['title']}"
 
     assert state() == "waiting: Waiting"
@@ -164,12 +165,12 @@ def test_a_look_at_the_lock_leaves_it_as_it_is(tmp_path: Path) -> None:
     lock = FileLock(tmp_path / ".lock")
     with lock:
         pass
-    assert is_training(tmp_path) is False
+    assert is_locked(tmp_path) is False
     with lock:
-        assert is_training(tmp_path) is True
+        assert is_locked(tmp_path) is True
         with pytest.raises(TimeoutError):
             FileLock(tmp_path / ".lock", blocking=False).acquire()
-    assert is_training(tmp_path) is False
+    assert is_locked(tmp_path) is False
 
 
 def test_a_file_system_without_locks(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +179,7 @@ def test_a_file_system_without_locks(run: Path, monkeypatch: pytest.MonkeyPatch)
 
     (run / ".lock").touch()
     monkeypatch.setattr("fcntl.flock", unsupported)
-    assert is_training(run) is None
+    assert is_locked(run) is None
     state = describe_state(run, read_files(run).metrics, None)
     assert state["kind"] == "unknown"
     assert "may be training or not" in state["text"]
