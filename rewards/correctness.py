@@ -102,7 +102,9 @@ def _verdict(text: str, gold: str, prompt_format: str) -> Verdict | None:
 
 def _format_and_answer(text: str, gold: str, prompt_format: str) -> tuple[float, float, str] | None:
     """Return both parts, and the reason of the verdict; None without a valid gold answer."""
-    if not _is_gold(gold):
+    try:
+        parse_gold(gold)
+    except GoldError:
         return None
     visible = visible_text(text, prompt_format)
     if answers_in(visible, prompt_format):
@@ -113,11 +115,3 @@ def _format_and_answer(text: str, gold: str, prompt_format: str) -> tuple[float,
         place = "line" if format_of(prompt_format).mark == MARK else "element"
         return (0.5 if re.search("[0-9]", text) else 0.0), 0.0, f"no answer {place} and no box"
     return 1.0, float(verdict.correct), verdict.reason
-
-
-def _is_gold(gold: str) -> bool:
-    try:
-        parse_gold(gold)
-    except GoldError:
-        return False
-    return True
