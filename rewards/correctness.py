@@ -35,10 +35,8 @@ def answer_correctness(
     Source: `rewards.grading.judge`, with the rules of `prompt_format`.
 
     Args:
-        completions: B completions.
         answer: B raw GSM8K answers. Without a valid gold answer, the score is None.
         prompt_format: one name for all, or B names.
-        log_extra: logs the reason of each verdict.
 
     >>> answer_correctness(["<answer>18</answer>", "<answer>18</answer>"], ["#### 18", "?"])
     [1.0, None]
@@ -68,11 +66,8 @@ def gsm8k_weighted(
     for a bare number if it is correct, which does not teach the model to commit to an answer.
 
     Args:
-        completions: B completions.
         answer: B raw GSM8K answers. Without a valid gold answer, the score is None.
         prompt_format: one name for all, or B names.
-        log_metric: logs the mean of each part.
-        log_extra: logs the reason of each verdict.
 
     >>> gsm8k_weighted(["<answer>18</answer>", "<answer>19</answer>", "18"], ["#### 18"] * 3)
     [1.0, 0.2, 0.1]
