@@ -102,9 +102,6 @@ def load_rewards(
         workers: processes for rewards that are not built in; each reward stays in one of them.
             With 0 they run in this process, without a limit.
 
-    Returns:
-        One function per spec.
-
     Raises:
         RewardSpecError: a reward cannot be loaded or called, or is listed twice.
 
@@ -178,11 +175,7 @@ def _built_in(name: str) -> Function:
 
 
 def make_importable(folder: str | os.PathLike[str]) -> None:
-    """Let reward modules be imported from a folder. Installed modules still come first.
-
-    Args:
-        folder: the folder of a config file, for example.
-    """
+    """Let reward modules be imported from a folder. Installed modules still come first."""
     path = os.path.abspath(folder)
     if path not in sys.path and not _is_run_directory(path):
         sys.path.append(path)

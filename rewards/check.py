@@ -27,19 +27,12 @@ COUNTED_TO = 60  # lists of numbers run from 0 to here, which covers most answer
 
 
 class Trial(NamedTuple):
-    """A completion to score.
+    """A completion to score."""
 
-    Attributes:
-        row: index of the training row that it answers.
-        case: description for the report.
-        text: the completion.
-        right: whether it gives the right answer in the prompt's format.
-    """
-
-    row: int
-    case: str
+    row: int  # index of the training row that it answers
+    case: str  # description for the report
     text: str
-    right: bool = False
+    right: bool = False  # it gives the right answer in the prompt's format
 
 
 class Bench:
@@ -151,10 +144,7 @@ def varied_rows(golds: Sequence[str]) -> list[int]:
 def hostile_completions(prompt_format: PromptFormat, reasoning: str, gold: int) -> dict[str, str]:
     """Write completions that must not earn as much as a right answer, by description.
 
-    Args:
-        prompt_format: of the run; tricks use its tags, boxes or lines.
-        reasoning: a right solution, to make the tricks look good.
-        gold: the right answer.
+    A right solution makes the tricks look good.
 
     >>> from sologrpo.prompts import XML
     >>> hostile_completions(XML, "9 * 2 = 18", 18)["right number, no markup"]
@@ -238,26 +228,16 @@ TRICKS = {OPEN: _tag_tricks, BOX: _box_tricks, MARK: _line_tricks}
 
 @dataclass
 class RewardResult:
-    """Result of one reward.
-
-    Attributes:
-        weight: in the sum that is trained on.
-        scores: a score, or None, for every trial; empty if the reward could not be called.
-        golds_judged: rows whose gold answer got a score other than None.
-        golds_at_best: rows whose gold answer got the best score seen.
-        problems: failed checks.
-        remarks: notes that fail no check.
-        fault: the traceback of the reward, and the completion on which it failed.
-    """
+    """Result of one reward."""
 
     name: str
     weight: float
-    scores: Scores = field(default_factory=list)
-    golds_judged: int = 0
-    golds_at_best: int = 0
-    problems: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-    fault: str = ""
+    scores: Scores = field(default_factory=list)  # of every trial; empty if it could not be called
+    golds_judged: int = 0  # rows whose gold answer got a score other than None
+    golds_at_best: int = 0  # rows whose gold answer got the best score seen
+    problems: list[str] = field(default_factory=list)  # failed checks
+    remarks: list[str] = field(default_factory=list)  # notes that fail no check
+    fault: str = ""  # traceback of the reward, and the completion on which it failed
 
     @property
     def judged(self) -> list[float]:
@@ -355,19 +335,12 @@ def _shortfall(result: RewardResult, rows: list[int], golds: Sequence[str]) -> s
 
 @dataclass
 class HostileResult:
-    """The reward of a trick, for the row where it pays best.
-
-    Attributes:
-        case: description of the trick.
-        weighted_sum: sum of its weighted scores.
-        right_sum: sum that the right answer to the same row earns.
-        evidence: gold answer, scores and completion of that row.
-    """
+    """The reward of a trick, for the row where it pays best."""
 
     case: str
     weighted_sum: float
-    right_sum: float
-    evidence: str
+    right_sum: float  # that the right answer to the same row earns
+    evidence: str  # gold answer, scores and completion of that row
 
     @property
     def margin(self) -> float:

@@ -192,21 +192,13 @@ def _plain(value: Any) -> Any:
 
 
 class Failure(NamedTuple):
-    """A call that gave no scores, and why.
+    """A call that gave no scores, and why."""
 
-    Attributes:
-        problem: what the reward did, as in "reward 'x' PROBLEM on completion 3".
-        trace: the reward's own traceback.
-        fix: how to solve it.
-        row: of the batch, if it is known.
-        in_some_row: one completion may be the cause; it is searched for.
-    """
-
-    problem: str
-    trace: str = ""
+    problem: str  # what the reward did, as in "reward 'x' PROBLEM on completion 3"
+    trace: str = ""  # the reward's own traceback
     fix: str = ""
-    row: int | None = None
-    in_some_row: bool = False
+    row: int | None = None  # of the batch, if it is known
+    in_some_row: bool = False  # one completion may be the cause; it is searched for
 
 
 Outcome = tuple[Scores, Logs] | Failure

@@ -35,10 +35,8 @@ def answer_correctness(
     Source: `rewards.grading.judge`, with the rules of `prompt_format`.
 
     Args:
-        completions: B completions.
         answer: B raw GSM8K answers. Without a valid gold answer, the score is None.
         prompt_format: one name for all, or B names.
-        log_extra: logs the reason of each verdict.
 
     >>> answer_correctness(["<answer>18</answer>", "<answer>18</answer>"], ["#### 18", "?"])
     [1.0, None]
@@ -68,11 +66,8 @@ def gsm8k_weighted(
     for a bare number if it is correct, which does not teach the model to commit to an answer.
 
     Args:
-        completions: B completions.
         answer: B raw GSM8K answers. Without a valid gold answer, the score is None.
         prompt_format: one name for all, or B names.
-        log_metric: logs the mean of each part.
-        log_extra: logs the reason of each verdict.
 
     >>> gsm8k_weighted(["<answer>18</answer>", "<answer>19</answer>", "18"], ["#### 18"] * 3)
     [1.0, 0.2, 0.1]
@@ -102,7 +97,9 @@ def _verdict(text: str, gold: str, prompt_format: str) -> Verdict | None:
 
 def _format_and_answer(text: str, gold: str, prompt_format: str) -> tuple[float, float, str] | None:
     """Return both parts, and the reason of the verdict; None without a valid gold answer."""
-    if not _is_gold(gold):
+    try:
+        parse_gold(gold)
+    except GoldError:
         return None
     visible = visible_text(text, prompt_format)
     if answers_in(visible, prompt_format):
@@ -113,11 +110,3 @@ def _format_and_answer(text: str, gold: str, prompt_format: str) -> tuple[float,
         place = "line" if format_of(prompt_format).mark == MARK else "element"
         return (0.5 if re.search("[0-9]", text) else 0.0), 0.0, f"no answer {place} and no box"
     return 1.0, float(verdict.correct), verdict.reason
-
-
-def _is_gold(gold: str) -> bool:
-    try:
-        parse_gold(gold)
-    except GoldError:
-        return False
-    return True

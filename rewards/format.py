@@ -39,10 +39,6 @@ def has_asked_format(text: str, prompt_format: str) -> bool:
     ``xml``: `has_strict_format`. ``r1_zero``: reasoning, ``</think>``, one answer element, nothing
     else. ``boxed``: one box outside the reasoning. ``lm_eval``: one ``####``, in the last line.
 
-    Args:
-        text: the completion.
-        prompt_format: the name of the prompt format.
-
     >>> has_asked_format("9 * 2 = 18 </think> <answer> 18 </answer>", "r1_zero")
     True
     >>> has_asked_format(r"9 * 2 = \boxed{18}", "boxed")
@@ -95,10 +91,6 @@ def strict_format(
 
     Source: `has_asked_format`.
 
-    Args:
-        completions: B completions.
-        prompt_format: one name for all, or B names.
-
     >>> strict_format(["<thinking>\n9 * 2\n</thinking>\n<answer>\n18\n</answer>", "18"])
     [1.0, -1.0]
     >>> strict_format([r"9 * 2 = \boxed{18}", "9 * 2 = 18\n#### 18"], ["boxed", "boxed"])
@@ -115,9 +107,6 @@ def trailing_text(completions: list[Completion], **kwargs: Any) -> Scores:
     Source: `has_trailing_text`. A missing ``</answer>`` scores -0.5 too, so that leaving it out
     does not pay.
 
-    Args:
-        completions: B completions.
-
     >>> trailing_text(["<answer>18</answer>", "<answer>18</answer> Done.", "18"])
     [0.0, -0.5, -0.5]
     """
@@ -131,9 +120,6 @@ def integer_answer(completions: list[Completion], **kwargs: Any) -> Scores:
     """Score +1 if the only answer element holds just an integer, else -1.
 
     Source: `is_integer_answer`. `answer_correctness` checks whether the integer is correct.
-
-    Args:
-        completions: B completions.
 
     >>> integer_answer(["<answer>18</answer>", "<answer>$18</answer>"])
     [1.0, -1.0]

@@ -113,8 +113,7 @@ def is_correct(completion: str, gold: str, prompt_format: str = "xml") -> bool:
     >>> is_correct(r"9 * 2 = \boxed{18}", "#### 18", "boxed")
     True
     """
-    wanted = _gold_number(gold)
-    return _find_answer(completion, prompt_format).number == wanted
+    return judge(completion, gold, prompt_format).correct
 
 
 def extract_answer(completion: str, prompt_format: str = "xml") -> str | None:

@@ -35,15 +35,7 @@ class _Parts:
 def hacking_signs(
     completion: str, prompt_format: str = "xml", prompt: Prompt = ""
 ) -> dict[str, bool]:
-    """Find the `SIGNS` that a completion shows.
-
-    Args:
-        completion: the text.
-        prompt_format: the name of the prompt format.
-        prompt: the prompt, to detect text copied from it.
-
-    Returns:
-        True or False for each sign.
+    """Tell for each of the `SIGNS` whether a completion shows it.
 
     >>> signs = hacking_signs("<answer>17</answer><answer>18</answer>", "xml")
     >>> [name for name, shown in signs.items() if shown]

@@ -10,7 +10,6 @@ import yaml
 
 from rewards import is_correct
 from rewards.check import RewardResult, Trial, check_hostile, hostile_completions, render
-from sologrpo.config.parsing import parse_config
 from sologrpo.files import recipes
 from sologrpo.plan.reward_check import check_run, main
 from sologrpo.prompts import PROMPT_FORMATS
@@ -118,10 +117,6 @@ def silent(completions, **kwargs):
 
 def too_few(completions, **kwargs):
     return [1.0]
-
-
-def not_a_number(completions, **kwargs):
-    return [float("nan")] * len(completions)
 
 
 def crashing(completions, **kwargs):
@@ -399,7 +394,6 @@ def test_an_async_reward_scores_like_a_plain_one(check):
     ("reward", "problem"),
     [
         ("too_few", "returned 1 scores for"),
-        ("not_a_number", "returned nan"),
         ("crashing", "raised ZeroDivisionError: division by zero"),
     ],
 )
@@ -445,24 +439,12 @@ def test_exit_codes_and_output(arguments, capsys):
     ("mistake", "message"),
     [
         (["--reward", "strict_format"], "unknown key 'reward'"),
-        (["--rewards", "strict_fromat"], "did you mean 'strict_format'?"),
         (["--rewards", "tried:needs_a_column"], "hint"),
-        (["--dataset_name", "no/such/folder.jsonl"], "no/such/folder.jsonl"),
-        (["--config", "no/such.yaml"], "no config 'no/such.yaml' in"),
-        ([], "no model"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, mistake, message, capsys):
-    given = [] if not mistake or "--config" in mistake else arguments()
-    assert exit_code(*given, *mistake) == 2
+    assert exit_code(*arguments(), *mistake) == 2
     output = capsys.readouterr()
     assert output.out == ""
     assert len(output.err.splitlines()) == 1
     assert message in output.err
-
-
-def test_takes_every_key_of_a_run(arguments):
-    given = arguments("answer_correctness", beta=0.02, system_prompt="Two words")
-    run, args, _ = parse_config(given)
-    assert (args.beta, run.system_prompt) == (0.02, "Two words")
-    assert exit_code(*given) == 0

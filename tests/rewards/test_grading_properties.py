@@ -33,6 +33,7 @@ PIECES = [
 ]
 pieces = st.sampled_from(PIECES)
 tag_soup = st.lists(pieces | any_text, max_size=40).map("".join)
+number_like = st.text(st.sampled_from("0123456789.,-+$%eE xk()=*/'\\{}^_ :"), max_size=40)
 integers = st.integers(-(10**30), 10**30) | st.integers(-1_000, 1_000)
 
 
@@ -59,21 +60,16 @@ def test_every_spelling_equals_its_integer_and_no_other(n, prompt_format):
             assert not is_correct(completion, f"#### {other}", prompt_format) or other == n
 
 
-@given(any_text | tag_soup, formats)
-@settings(max_examples=400)
+@given(any_text | tag_soup | number_like, formats)
+@settings(max_examples=600)
 def test_nothing_raises(text, prompt_format):
+    reading = read_value(text)
+    assert (reading.number is None) == bool(reading.problem)
     for completion in (text, WRAP[prompt_format].format(text), text + "18"):
         verdict = judge(completion, "#### 18", prompt_format)
         assert verdict.correct == (verdict.extracted == "18")
         lenient_is_correct(completion, "#### 18")
         is_integer_answer(completion)
-
-
-@given(st.text(st.sampled_from("0123456789.,-+$%eE xk()=*/'\\{}^_ :"), max_size=40))
-@settings(max_examples=600)
-def test_number_like_noise_never_raises(text):
-    reading = read_value(text)
-    assert (reading.number is None) == bool(reading.problem)
 
 
 @given(any_text | tag_soup, st.text(" \t\r\n", max_size=5), st.text(" \t\r\n", max_size=5), formats)
@@ -136,24 +132,8 @@ UNITS = [
     *("<answer>", "</answer>", "<answer></answer>", "<answer>18</answer>", "<answer>\n", "<"),
     *("<think>", "</think>", "<think></think>", "<thinking ", "<thinking><think>", "</", "< "),
     *("\\boxed{", "\\boxed{1}", "\\boxed{{", "\\boxed", "{", "}", "{}", "\\{", "$", "\\"),
-    *(
-        " ",
-        "\n",
-        "1",
-        "1,",
-        "1,000,",
-        "1 ",
-        "1.",
-        "18 ",
-        "-",
-        "+",
-        "e1",
-        "9*2=",
-        "(",
-        "=",
-        "*",
-        "`",
-    ),
+    *(" ", "\n", "1", "1,", "1,000,", "1 ", "1.", "18 "),
+    *("-", "+", "e1", "9*2=", "(", "=", "*", "`"),
     *("answer is ", "answer is 20 ", "wait, no, ", "or ", "not ", "eighteen ", "one hundred "),
     *("\u200b", "\u202e", "\ud800", "\x00", "\uff11", "#### ", "**", "~~", "_"),
     *("1 is ", "no no ", "one - ", "not 18 ", "that is ", "the answer ", "so 20. ", "hm"),

@@ -340,11 +340,3 @@ def test_all_of_gsm8k():
             for written in (f"{gold}", f"{gold:,}", f"${gold}.00"):
                 assert is_correct(template.format("so", written), answer, prompt_format)
             assert not is_correct(template.format("so", gold + 1), answer, prompt_format)
-
-
-def test_worked_solutions_in_the_reasoning_do_not_change_the_verdict():
-    for answer in gsm8k_answers()[::40]:
-        solution, gold = answer.rsplit("####", 1)
-        completion = f"<thinking>\n{solution}\n</thinking>\n<answer>\n{gold}\n</answer>"
-        assert is_correct(completion, answer, "xml")
-        assert is_correct(f"{solution} The answer is \\boxed{{{gold}}}.", answer, "boxed")

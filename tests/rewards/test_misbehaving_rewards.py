@@ -46,29 +46,13 @@ TABLE = {
     "raises_an_interrupt": ("raise KeyboardInterrupt", RAISED.format("KeyboardInterrupt")),
     "closes_everything": ("os.closerange(0, 99)", ".+"),
     "returns_nothing": ("return None", NO_LIST.format("None")),
-    "returns_text": ("return 'a' * n", NO_LIST.format(".+")),
-    "returns_bytes": ("return b'a' * n", NO_LIST.format(".+")),
-    "returns_a_dict": ("return dict.fromkeys(range(n), 1.0)", NO_LIST.format(".+")),
-    "returns_a_set": ("return set(range(n))", NO_LIST.format(".+")),
     "returns_too_few": ("return [1.0] * (n - 1)", NUMBER.format(r"\d+")),
-    "returns_too_many": ("return [1.0] * (n + 1)", NUMBER.format(r"\d+ or more")),
     "returns_without_end": ("return itertools.count()", NUMBER.format(r"\d+ or more")),
     "returns_what_pickle_cannot": ("return [lambda: 1] * n", NO_SCORE.format(".+")),
-    "returns_numeric_strings": ("return ['1'] * n", NO_SCORE.format("'1'")),
-    "returns_lists": ("return [[1.0]] * n", NO_SCORE.format(r"\[1.0\]")),
     "returns_nan": ("return [math.nan] * n", NO_SCORE.format("nan")),
-    "returns_infinity": ("return [math.inf] * n", NO_SCORE.format("inf")),
     "logs_text": (
         "kwargs['log_metric']('x', 'abc')",
         RAISED.format("TypeError: must be real number, not str"),
-    ),
-    "logs_a_reserved_name": (
-        "kwargs['log_metric']('loss', 1)",
-        RAISED.format("ValueError: the trainer logs 'loss' itself: .+"),
-    ),
-    "logs_too_little": (
-        "kwargs['log_extra']('x', [])",
-        RAISED.format(r"ValueError: log_extra\('x'\): .+"),
     ),
 }
 # These are sound: they score 1 everywhere.
@@ -164,7 +148,10 @@ def test_async_rewards_in_training(name):
     assert_says(str(error.value), f"async_{name}", TABLE[name][1])
 
 
-@pytest.mark.parametrize("name", TABLE)
+FEW = ("holds_the_lock", "crashes", "raises", "returns_nan")
+
+
+@pytest.mark.parametrize("name", FEW)
 def test_in_score(name, capfd):
     argv = ["score", "--gold", "18", "--reward", f"misbehaving:{name}", "18"]
     with pytest.raises(SystemExit) as ended:
@@ -183,9 +170,9 @@ def test_in_check(tmp_path):
     rows = [{"question": f"Question {i}?", "answer": f"9 * 2 = 18\n#### {i}"} for i in range(4)]
     data.write_text("\n".join(map(json.dumps, rows)))
     argv = ["--config", config, "--dataset_name", data, "--num_generations", 4]
-    argv += ["--reward_timeout", TIMEOUT, "--rewards", *(f"misbehaving:{name}" for name in TABLE)]
+    argv += ["--reward_timeout", TIMEOUT, "--rewards", *(f"misbehaving:{name}" for name in FEW)]
     report = check_run([*map(str, argv)])
-    assert report.failures == len(TABLE)
+    assert report.failures == len(FEW)
     for result in report.rewards:
         (problem,) = result.problems
         assert_says(f"reward '{result.name}' {problem}", result.name, f".*{TABLE[result.name][1]}")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rewards import OUTCOME_REWARDS, REWARDS, load_rewards
+from rewards import OUTCOME_REWARDS, REWARDS
 from rewards.completions import text_of
 from rewards.correctness import answer_correctness, gsm8k_weighted
 
@@ -171,12 +171,3 @@ def test_importing_rewards_imports_nothing_heavy():
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_the_recipe_of_the_notebook_scores_a_good_completion_best():
-    names = ["strict_format", "trailing_text", "integer_answer", "answer_correctness"]
-    totals = [
-        sum(scores) for scores in zip(*(call(r, TEXTS) for r in load_rewards(names)), strict=True)
-    ]
-    assert totals[0] == 3.0
-    assert max(totals[1:]) < 3.0
