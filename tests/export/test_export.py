@@ -30,9 +30,8 @@ from sologrpo.errors import InputError
 from sologrpo.export import export as export_module
 from sologrpo.export import parity
 from sologrpo.export.export import begin_export
-from sologrpo.export.folders import MARKER
 from sologrpo.export.model_card import write_card
-from sologrpo.manifest import MANIFEST, write_manifest
+from sologrpo.manifest import MANIFEST
 from sologrpo.model import loading
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from tiny import ROOT
@@ -127,7 +126,7 @@ def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 def test_folders_are_complete_and_nothing_else_is_left(exported: tuple[Path, Path, str]) -> None:
     merged, four_bit, _ = exported
-    assert names(merged) == names(four_bit) == MODEL_FILES | {MARKER, MANIFEST}
+    assert names(merged) == names(four_bit) == MODEL_FILES | {MANIFEST}
     assert names(merged.parent) == {"merged", "4bit"}
     assert machine_paths(merged) == machine_paths(four_bit) == []
 
@@ -135,7 +134,7 @@ def test_folders_are_complete_and_nothing_else_is_left(exported: tuple[Path, Pat
 def test_the_merge_is_into_the_weights_that_were_trained_on(
     exported: tuple[Path, Path, str],
 ) -> None:
-    gap = json.loads((exported[0] / MARKER).read_text())["gap"]
+    gap = json.loads((exported[0] / MANIFEST).read_text())["gap"]
     assert gap["name"] == "dequantised"
     assert gap["kl"] < 1e-3 < gap["training_kl"]
     assert re.search(r"^dequantised: KL from the trained model \S+ nats per", exported[2], re.M)
@@ -187,10 +186,9 @@ def copied(exported: tuple[Path, Path, str], tmp_path: Path) -> tuple[Path, Path
 
 
 def change_gap(folder: Path, **changes: float) -> None:
-    marker = json.loads((folder / MARKER).read_text())
-    marker["gap"] |= changes
-    (folder / MARKER).write_text(json.dumps(marker))
-    write_manifest(folder)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["gap"] |= changes
+    (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
 def test_second_call_reuses_a_saved_model(
@@ -225,10 +223,38 @@ def test_model_that_is_too_far_is_not_pushed(
     message = r"error: not pushed: .* KL .* 0\.3 nats per token, over 0\.01"
     assert re.match(message, last_line(refused))
     assert hub.repositories["ana/mine"].files == {}
-    assert names(copied[place]) == MODEL_FILES | {MARKER, MANIFEST}
+    assert names(copied[place]) == MODEL_FILES | {MANIFEST}
     assert export(*flags, "--what", other).code == 0  # which is close enough
     assert export(*flags, "--what", what, "--push_despite_gap").code == 0
     assert set(hub.repositories["ana/mine"].files) == MODEL_FILES
+
+
+def test_an_interrupted_export_is_made_again(run: Path, copied: tuple[Path, Path]) -> None:
+    merged, _ = copied
+    manifest = json.loads((merged / MANIFEST).read_text())
+    (merged / MANIFEST).write_text(json.dumps({"made_from": manifest["made_from"]}))
+    whole = (merged / "model.safetensors").read_bytes()
+    (merged / "model.safetensors").write_bytes(whole[:99])
+    (merged / ".tmpA1b2").write_bytes(whole[:99])  # of safetensors
+    (merged / "notes.txt").write_text("mine")
+    assert exit_code(export_module, "--run", run, "--save_merged", merged) == 0
+    assert (merged / "model.safetensors").read_bytes() == whole
+    assert (merged / "notes.txt").read_text() == "mine"
+    assert names(merged) == MODEL_FILES | {MANIFEST, "notes.txt"}
+
+
+def test_the_copy_of_an_adapter_replaces_no_files_of_the_user(
+    export: Export, run: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "export" / "adapter"
+    shutil.copytree(run / "adapter", own)
+    flags = ("--output_dir", tmp_path, "--push_to_hub", "mine", "--dry_run")
+    refused = export(*flags)
+    assert refused.code == 2
+    assert "is not empty: give another folder" in last_line(refused)
+    shutil.rmtree(own)
+    assert export(*flags).code == 0
+    assert export(*flags).code == 0  # over the earlier copy
 
 
 def test_dry_run_does_not_ask_the_hub(export: Export, run: Path, hub: HubStandIn) -> None:
@@ -358,14 +384,14 @@ def test_folder_in_use(run: Path, tmp_path: Path) -> None:
     [
         (json.dumps({"made_from": {"adapter_sha256": "0"}, "gap": GAP.model_dump()}),
          "holds an export of another adapter"),
-        ("", f"{MARKER} is empty: remove"),
+        ("", f"{MANIFEST} is empty: remove"),
         ("[]", "expected key: value pairs: remove"),
-        ("{}", "made_from: missing: remove"),
+        ('{"files": {}}', "is not empty: give another folder"),
         (json.dumps({"made_from": {}, "gap": {}}), "gap.name: missing: remove"),
     ],
 )  # fmt: skip
 def test_folder_of_another_export(run: Path, tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / MARKER).write_text(content)
+    (tmp_path / MANIFEST).write_text(content)
     assert message in refusal(run, "--save_4bit", tmp_path / "x", "--save_merged", tmp_path)
 
 

@@ -26,12 +26,12 @@ def folder(tmp_path: Path) -> Path:
     made.mkdir()
     (made / "README.md").write_bytes(CARD)
     (made / "model.safetensors").write_bytes(WEIGHTS)
-    (made / ".export.json").write_text("{}")
+    (made / "notes.json").write_text("{}")
     return made
 
 
 def push(folder: Path) -> str:
-    return push_folder(folder, open_repository("mine"), "Upload", ignore=[".export.json"])
+    return push_folder(folder, open_repository("mine"), "Upload", ignore=["notes.json"])
 
 
 def failed_push(folder: Path) -> str:
