@@ -9,6 +9,7 @@ import os
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from sologrpo.errors import InputError
 from sologrpo.files import write_atomically
@@ -29,13 +30,14 @@ class _Manifest(Schema):
     files: dict[str, _Listed]
 
 
-def write_manifest(folder: Path) -> None:
+def write_manifest(folder: Path, **facts: Any) -> None:
     """Flush every file of a finished folder to disk, and then write its manifest.
 
     Call it in one process, after all have written. Once it returns, older copies may be deleted.
 
     Args:
         folder: with subfolders, if any; a manifest in it is replaced.
+        facts: JSON values, recorded next to the files.
 
     Raises:
         OSError: if the disk is full or read-only.
@@ -47,7 +49,7 @@ def write_manifest(folder: Path) -> None:
                 os.fsync(file.fileno())
             name = path.relative_to(folder).as_posix()
             listed[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-    write_atomically(folder / MANIFEST, json.dumps({"files": listed}, indent=1))
+    write_atomically(folder / MANIFEST, json.dumps({"files": listed, **facts}, indent=1))
 
 
 def damage(folder: Path, ignored: Collection[str] = ()) -> str | None:

@@ -7,8 +7,6 @@ Everything is saved on disk before it is pushed. A second call with the same ada
 reuses what it finds there.
 """
 
-import os
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,12 +26,11 @@ from sologrpo.data.dataset import load_train_and_validation, stop_strings
 from sologrpo.errors import InputError, one_line_errors
 from sologrpo.export import gguf
 from sologrpo.export.folders import (
-    MARKER,
+    begin_folder,
     copy_adapter,
     fingerprint,
-    finish,
+    finish_folder,
     finished_gap,
-    unfinished_folder,
 )
 from sologrpo.export.hub import HubError, check_repository_name, open_repository, push_folder
 from sologrpo.export.model_card import read_run, write_card
@@ -45,31 +42,26 @@ from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.memory import free_bytes, release_unused
 from sologrpo.model.merging import check_adapter, dequantize, merge_adapter, save_4bit, save_merged
 
-REQUANTISED = "4bit"
-
 
 def save_adapter(trainer: Trainer, adapter: Path) -> None:
     """Save the trained adapter and the tokenizer; call it in every process, for sharded weights.
 
-    The folder is complete, with a manifest, or not there: it is saved next to its place and moved.
-    `training_args.bin`, a pickle with paths and settings of this machine, is left out: nothing that
-    loads an adapter reads it, and config.yaml of the run holds the same in plain text.
+    The folder is complete when it has a manifest. `training_args.bin`, a pickle with paths and
+    settings of this machine, is left out: nothing that loads an adapter reads it, and config.yaml
+    of the run holds the same in plain text.
 
     Args:
         trainer: after training.
-        adapter: folder to save in; what was there before is removed.
+        adapter: folder to save in; an adapter there is written over.
     """
-    unfinished = adapter.with_name(f".{adapter.name}.unfinished")
     if trainer.is_world_process_zero():
-        shutil.rmtree(unfinished, ignore_errors=True)
+        (adapter / MANIFEST).unlink(missing_ok=True)
     trainer.accelerator.wait_for_everyone()
-    trainer.save_model(str(unfinished))
+    trainer.save_model(str(adapter))
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
-        (unfinished / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-        write_manifest(unfinished)
-        shutil.rmtree(adapter, ignore_errors=True)
-        os.replace(unfinished, adapter)
+        (adapter / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+        write_manifest(adapter)
 
 
 @dataclass(frozen=True)
@@ -223,7 +215,7 @@ def _push(export: Export, folder: Path, gap: Gap | None, console: Console) -> No
         return
     message = f"Upload {arguments.what} made by SoloGRPO"
     try:
-        url = push_folder(folder, export.repository, message, ignore=[MARKER, MANIFEST])
+        url = push_folder(folder, export.repository, message, ignore=[MANIFEST])
     except HubError as error:
         raise HubError(f"{error}; {folder} is complete: run the same command again") from error
     print_line(console, f"pushed    {url}")
@@ -245,13 +237,11 @@ def _make_models(export: Export, console: Console) -> dict[str, Gap]:
 
 
 def _make_merged(export: Export, check: ParityCheck) -> Gap:
-    target, kind = export.folders["merged"], _merge_kind(export)
-    folder = unfinished_folder(target, kind)
+    made_from, kind = export.made_from["merged"], _merge_kind(export)
+    folder = begin_folder(export.folders["merged"], made_from)
     _merge_to_disk(export, kind, folder)
     release_unused()
-    gap = check.measure(kind, folder)
-    finish(folder, target, export.made_from["merged"], gap)
-    return gap
+    return finish_folder(folder, made_from, check.measure(kind, folder))
 
 
 def _merge_kind(export: Export) -> str:
@@ -285,25 +275,25 @@ def _tokenizer_to_save(export: Export) -> PreTrainedTokenizerBase:
 
 
 def _make_4bit(export: Export, check: ParityCheck) -> Gap:
-    folder = unfinished_folder(export.folders["4bit"], REQUANTISED)
+    made_from = export.made_from["4bit"]
+    folder = begin_folder(export.folders["4bit"], made_from)
     save_4bit(export.folders["merged"], folder, export.settings.trust_remote_code)
     release_unused()
-    gap = check.measure(REQUANTISED, folder)
-    finish(folder, export.folders["4bit"], export.made_from["4bit"], gap)
-    return gap
+    return finish_folder(folder, made_from, check.measure("4bit", folder))
 
 
 def _make_gguf(export: Export, check: ParityCheck) -> Gap:
-    kind = str(export.arguments.gguf)
-    folder = unfinished_folder(export.folders["gguf"], "gguf")
+    kind, made_from = str(export.arguments.gguf), export.made_from["gguf"]
+    folder, merged = begin_folder(export.folders["gguf"], made_from), export.folders["merged"]
     file = folder / f"model-{kind}.gguf"
-    gguf.convert(export.folders["merged"], file, kind, export.settings.trust_remote_code)
+    gguf.convert(merged, file, kind, export.settings.trust_remote_code)
     gap, template = check.measure_gguf(f"gguf {kind}", file)
-    ends = gguf.end_tokens(export.folders["merged"], _tokenizer_to_save(export))
-    stops = [*ends, *stop_strings(export.problems)]
+    stops = [
+        *gguf.end_tokens(merged, _tokenizer_to_save(export)),
+        *stop_strings(export.problems),
+    ]
     gguf.write_modelfile(file, template, stops, export.settings.max_completion_length)
-    finish(folder, export.folders["gguf"], export.made_from["gguf"], gap)
-    return gap
+    return finish_folder(folder, made_from, gap)
 
 
 @one_line_errors

@@ -1,11 +1,10 @@
-"""Folders of saved models: complete, or not there.
+"""Folders of saved models: a manifest that lists files, written last, proves that one is complete.
 
-A model is saved in an unfinished folder next to its target and moved when it is complete. A marker
-records what it was made from, so that a second call with the same adapter and flags finds it.
+Before anything else is saved there, a manifest without files tells what is being made: a second
+call makes an interrupted model again, and no folder with files of anyone else is written to.
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,22 +22,24 @@ from sologrpo.files import (
     make_folder,
     write_atomically,
 )
-from sologrpo.manifest import damage, sha256, write_manifest
-from sologrpo.model.merging import check_adapter
+from sologrpo.manifest import MANIFEST, damage, sha256, write_manifest
 from sologrpo.schema import Schema, advising, read_json
 
-MARKER = ".export.json"  # is never pushed
 # All that an adapter folder needs. Anything else in it (training_args.bin, say) is not pushed.
 ADAPTER_FILES = (
     ADAPTER_CONFIG, ADAPTER_WEIGHTS, "README.md", REWARD_CURVE,
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "vocab.*", "merges.txt",
 )  # fmt: skip
+# What safetensors and `write_atomically` leave behind when they are killed.
+LEFTOVERS = (".tmp*", ".*.tmp")
 
 
-class _Marker(Schema):
-    made_from: dict[str, Any]
-    gap: Gap
+class _Made(Schema):
+    """Describe what a manifest records of an export; an interrupted one has no gap."""
+
+    made_from: dict[str, Any] | None = None
+    gap: Gap | None = None
 
 
 def fingerprint(settings: EvaluationSettings, arguments: ExportArguments) -> dict[str, Any]:
@@ -57,51 +58,40 @@ def fingerprint(settings: EvaluationSettings, arguments: ExportArguments) -> dic
 def finished_gap(folder: Path, made_from: dict[str, Any]) -> Gap | None:
     """Read the gap of a model that an earlier call saved; None if it is still to be made.
 
-    Args:
-        folder: where the model is, or will be.
-        made_from: fingerprint of this export.
-
     Raises:
         InputError: if the folder holds anything else.
     """
     if not folder.exists() or not any(folder.iterdir()):
         return None
-    marker = folder / MARKER
-    if not marker.is_file():
-        raise InputError(f"{folder} is not empty: give another folder, or empty it")
     with advising(f"remove {folder}, or give another folder"):
-        content = read_json(marker, _Marker)
-    if content.made_from != made_from:
+        made = read_json(folder / MANIFEST, _Made) if (folder / MANIFEST).is_file() else _Made()
+    if made.made_from is None:
+        raise InputError(f"{folder} is not empty: give another folder, or empty it")
+    if made.made_from != made_from:
         raise InputError(
             f"{folder} holds an export of another adapter or with other flags: remove it, or give "
             "another folder"
         )
+    if made.gap is None:
+        return None
     if problem := damage(folder, ignored=["README.md", REWARD_CURVE]):
         raise InputError(f"{folder} is damaged, {problem}: remove it, or give another folder")
-    return content.gap
+    return made.gap
 
 
-def unfinished_folder(target: Path, kind: str) -> Path:
-    """Create an empty folder next to the target, on the same disk."""
-    target = target.resolve()  # "." has no name
-    return _empty_folder(target.with_name(f".{target.name}.{kind}.unfinished"))
+def begin_folder(folder: Path, made_from: dict[str, Any]) -> Path:
+    """Write into an empty folder, or into that of an interrupted export, what is being made."""
+    write_atomically(make_folder(folder) / MANIFEST, json.dumps({"made_from": made_from}))
+    return folder
 
 
-def finish(folder: Path, target: Path, made_from: dict[str, Any], gap: Gap) -> None:
-    """Mark an unfinished folder with what it was made from, and move it to its target.
-
-    Args:
-        folder: as `unfinished_folder` created it.
-        target: where the model goes; empty, or not there.
-        made_from: fingerprint of the export.
-        gap: of the model.
-    """
-    marker = {"made_from": made_from, "gap": gap.model_dump()}
-    write_atomically(folder / MARKER, json.dumps(marker, indent=2))
-    write_manifest(folder)
-    if target.is_dir():
-        target.rmdir()
-    os.replace(folder, target)
+def finish_folder(folder: Path, made_from: dict[str, Any], gap: Gap) -> Gap:
+    """Prove that a folder is complete; return the gap of its model."""
+    for pattern in LEFTOVERS:
+        for file in folder.glob(pattern):
+            file.unlink()
+    write_manifest(folder, made_from=made_from, gap=gap.model_dump())
+    return gap
 
 
 def copy_adapter(adapter: Path, target: Path, base_on_hub: str | None) -> Path:
@@ -109,21 +99,21 @@ def copy_adapter(adapter: Path, target: Path, base_on_hub: str | None) -> Path:
 
     Args:
         adapter: of the run.
-        target: folder to copy to; what was there before is removed.
+        target: folder to copy to; an earlier copy is written over.
         base_on_hub: Hub name of the base model, if the run has a local folder.
+
+    Raises:
+        InputError: if the folder holds anything but an earlier copy.
     """
-    _empty_folder(target)
+    copied: dict[str, Any] = {"kind": "adapter"}
+    finished_gap(target, copied)
+    begin_folder(target, copied)
     for pattern in ADAPTER_FILES:
         for file in sorted(adapter.glob(pattern)):
             shutil.copy(inside(adapter, file.name), target)  # a link could lead to a secret
-    base = check_adapter(target, None).base_model_name_or_path
     config = read_json(target / ADAPTER_CONFIG, dict[str, Any])
+    base = config["base_model_name_or_path"]
     config["base_model_name_or_path"] = public_name(base, base_on_hub)
     write_atomically(target / ADAPTER_CONFIG, json.dumps(config, indent=2))
-    write_manifest(target)
+    write_manifest(target, made_from=copied)
     return target
-
-
-def _empty_folder(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    return make_folder(folder)

@@ -6,6 +6,7 @@ machine and no token can get into a card.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -26,18 +27,22 @@ from sologrpo.files import (
 )
 from sologrpo.hub import is_hub_name
 from sologrpo.schema import Schema, read_json
-from sologrpo.scoring.comparison import Pair, pair_with_baselines, without_hashes
+from sologrpo.scoring.comparison import pair_with_baselines
 from sologrpo.scoring.records import Evaluated, read_evaluated
 from sologrpo.scoring.table import paired_line, score_rows
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
 # Written by `sologrpo model` next to a model that was not downloaded from the Hub.
 SOURCE = "source.json"
+# Settings that the card's text needs besides.
+OTHERS = (
+    "rewards", "reward_weights", "dataset_name", "dataset_train_split", "bnb_4bit_quant_type",
+    "use_bnb_nested_quant", "chat_template_kwargs",
+)  # fmt: skip
 # On the Hub, by kind of model.
 _LIBRARIES = {"adapter": "peft", "gguf": "gguf"}
 _RELATIONS = {"adapter": "adapter", "gguf": "quantized"}
 Record = Mapping[str, Any]
-Evaluations = Mapping[str, Evaluated]  # by label
 
 
 class _Source(Schema):
@@ -47,19 +52,15 @@ class _Source(Schema):
 class RunFacts(NamedTuple):
     """Hold what a card says about its run; what a missing file would say is empty."""
 
-    environment: RunEnvironment | None
-    config: dict[str, Any]
-    evaluations: Evaluations
+    environment: RunEnvironment | None = None
+    config: Record = MappingProxyType({})
+    evaluations: Mapping[str, Evaluated] = MappingProxyType({})  # by label
 
 
 def public_name(name: str, on_hub: str | None = None) -> str:
     """Return the name that others can find a model or data set by: no path of this machine.
 
-    `OWNER/NAME` is a name on the Hub.
-
-    Args:
-        name: Hub name, or path of a folder or file.
-        on_hub: the Hub name, where the caller knows it.
+    `OWNER/NAME` is a name on the Hub; `on_hub` is it, where the caller knows it.
 
     >>> public_name("openai/gsm8k")
     'openai/gsm8k'
@@ -95,11 +96,11 @@ def write_card(
         gaps: distances of the saved models from the trained one.
     """
     environment, config, evaluations = read_run(run)
-    has_picture = run is not None and (run / REWARD_CURVE).is_file()
-    if run is not None and has_picture:
+    if run is not None and (run / REWARD_CURVE).is_file():
         picture = inside(run, REWARD_CURVE).read_bytes()
         write_atomically(folder / REWARD_CURVE, picture)  # also where something else is there
     base = public_name(base_model, base_on_hub)
+    pairs = pair_with_baselines(evaluations)
     card = ModelCard.from_template(
         _metadata(kind, name, base, config, evaluations),
         template_path=str(TEMPLATE),
@@ -112,9 +113,9 @@ def write_card(
         config=config,
         evaluations=evaluations,
         score_rows=score_rows([results for _, results in evaluations.values()]),
-        comparisons=[*map(_compared, pair_with_baselines(evaluations))],
+        comparisons=[paired_line(pair) for pair in pairs if pair.numbers is not None],
         gaps=[*map(describe, gaps)],
-        has_picture=has_picture,
+        has_picture=(folder / REWARD_CURVE).is_file(),
         rewards=[name_of_spec(spec) for spec in config.get("rewards") or []],
         weights=config.get("reward_weights") or [],
         recipe=RECIPE_SETTINGS,
@@ -130,11 +131,9 @@ def read_run(run: Path | None) -> RunFacts:
         InputError: if a file is damaged.
     """
     if run is None:
-        return RunFacts(None, {}, {})
-    config = {}
-    if (run / RUN_CONFIG).exists():
-        data = ("rewards", "reward_weights", "dataset_name", "dataset_train_split")
-        config = run_settings(run, (*RECIPE_SETTINGS, *data))
+        return RunFacts()
+    is_known = (run / RUN_CONFIG).exists()
+    config = run_settings(run, (*RECIPE_SETTINGS, *OTHERS)) if is_known else {}
     if environment := read_environment(run):
         config["dtype"] = environment.dtype  # what `auto` was on the machine of the run
     folders = (path.parent for path in run.glob(f"{EVALUATIONS}/*/{RESULTS}"))
@@ -143,16 +142,8 @@ def read_run(run: Path | None) -> RunFacts:
     return RunFacts(environment, config, evaluations)
 
 
-def _compared(pair: Pair) -> str:
-    """Write a comparison, or the names of settings that prevent it: their values can be paths."""
-    if pair.numbers is not None:
-        return paired_line(pair)
-    names = ", ".join(without_hashes(pair.differ))
-    return f"{pair.label} is not compared with {pair.baseline}: other {names}"
-
-
 def _metadata(
-    kind: str, name: str, base: str, config: Record, evaluations: Evaluations
+    kind: str, name: str, base: str, config: Record, evaluations: Mapping[str, Evaluated]
 ) -> ModelCardData:
     data = public_name(str(config.get("dataset_name", "")))
     results = [

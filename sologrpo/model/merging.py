@@ -29,7 +29,7 @@ from transformers import (
 
 from sologrpo.device import one_device
 from sologrpo.errors import InputError, refusing
-from sologrpo.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from sologrpo.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, REWARD_CURVE
 from sologrpo.manifest import MANIFEST, damage
 from sologrpo.model.loading import end_token_ids, few, pick_dtype
 from sologrpo.schema import Number, Schema, looked_in, read_json
@@ -76,8 +76,9 @@ def check_adapter(adapter: Path, base_name: str | None) -> AdapterConfig:
             f"{adapter} has no adapter_model.safetensors; pickled weights (adapter_model.bin) are "
             "not read, because they can run code: save the adapter again with PEFT"
         )
-    # Adapters from elsewhere have no manifest. A card may be edited.
-    changed = damage(adapter, ignored=["README.md"]) if (adapter / MANIFEST).exists() else None
+    # Adapters from elsewhere have no manifest. A card may be edited, or written again.
+    card = ["README.md", REWARD_CURVE]
+    changed = damage(adapter, ignored=card) if (adapter / MANIFEST).exists() else None
     if changed is not None:
         raise InputError(f"{adapter} is damaged, {changed}: copy it again from where it was saved")
     _read_weights(adapter)

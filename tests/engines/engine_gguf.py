@@ -24,7 +24,6 @@ from sologrpo.data.dataset import load_test_prompts, prompt_token_ids
 from sologrpo.errors import InputError
 from sologrpo.export import export as export_module
 from sologrpo.export.export import _load_problems
-from sologrpo.export.folders import MARKER
 from sologrpo.export.gguf import MODELFILE, convert
 from sologrpo.export.llama import running_llama
 from sologrpo.export.parity import Gap, ParityCheck, parity_failure
@@ -119,9 +118,9 @@ def test_a_file_of_the_trained_model_passes(
     assert printed.code == 0, printed
     assert f"gguf {kind}" in printed.stdout
     assert {file.name for file in folder.iterdir()} == {
-        f"model-{kind}.gguf", MODELFILE, "README.md", MARKER, MANIFEST
+        f"model-{kind}.gguf", MODELFILE, "README.md", MANIFEST
     }  # fmt: skip
-    gap = Gap.model_validate(json.loads((folder / MARKER).read_text())["gap"])
+    gap = Gap.model_validate(json.loads((folder / MANIFEST).read_text())["gap"])
     assert parity_failure(gap) is None
     assert gap.kl < {"f16": 1e-4, "q8_0": 1e-2}[kind]
 
