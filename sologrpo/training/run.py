@@ -49,10 +49,8 @@ def build_trainer(
     Args:
         settings: what `parse_config` returned.
         model: base model; the trainer adds the adapter.
-        rewards: reward functions, in the order of `reward_weights`.
+        rewards: in the order of `reward_weights`.
         datasets: prompts to train on, and to validate on if there are any.
-        tokenizer: of the model.
-        console: for the progress, one line per step, and warnings.
         callbacks: further ones, called last.
 
     Raises:
@@ -101,10 +99,6 @@ def train(trainer: GRPOTrainer, opened: OpenedRun) -> None:
     """Describe the run in its directory, and train to the last step.
 
     On SIGTERM or Ctrl-C the step is finished and a checkpoint saved.
-
-    Args:
-        trainer: any `GRPOTrainer`.
-        opened: the run directory, with the checkpoint to resume from if there is one.
 
     Raises:
         SystemExit: 0 after SIGTERM, 130 after Ctrl-C; a line on stderr tells how to resume.

@@ -119,9 +119,6 @@ def open_run_directory(
     complete checkpoint is removed or renamed, because those steps are repeated.
 
     Args:
-        run: `resume` and `accept_changes` are used.
-        args: `output_dir` is the directory.
-        model: compared with the settings of the run to resume.
         gflops: rates by dtype that `dtype` was chosen by, to record.
         fingerprints: of what the run is made from, compared with those of the run to resume.
 
