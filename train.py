@@ -28,7 +28,6 @@ from sologrpo.training import (
     build_trainer,
     open_run_directory,
     take_fingerprints,
-    tolerate_tracker_failures,
     train,
 )
 
@@ -57,19 +56,18 @@ def main() -> None:
 
     push = PushToHub(args, console)
     made_from = take_fingerprints(run, model_args, datasets, tokenizer, rewards)
-    opened = open_run_directory(run, args, model_args, gflops, made_from, console)
+    opened = open_run_directory(run, args, model_args, gflops, made_from)
     run_name = shlex.quote(str(opened.directory))
     console.print(f"follow   sologrpo report --follow {run_name}", soft_wrap=True)
     model = load_base_model(model_args, args.trust_remote_code)
     trainer = build_trainer(settings, model, rewards, datasets, tokenizer, console, [push])
-    with tolerate_tracker_failures(trainer, console):
-        train(trainer, opened)
-        save_adapter(trainer, opened.adapter)
-        if trainer.is_world_process_zero():
-            report = write_report(opened.directory)
-            console.print(f"adapter  {opened.adapter}\nreport   {report}", soft_wrap=True)
-            push.finish(opened.adapter, str(model_args.model_name_or_path))
-            console.print(f"next     sologrpo evaluate --run {run_name}", soft_wrap=True)
+    train(trainer, opened)
+    save_adapter(trainer, opened.adapter)
+    if trainer.is_world_process_zero():
+        report = write_report(opened.directory)
+        console.print(f"adapter  {opened.adapter}\nreport   {report}", soft_wrap=True)
+        push.finish(opened.adapter, str(model_args.model_name_or_path))
+        console.print(f"next     sologrpo evaluate --run {run_name}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -154,8 +154,10 @@ def stop_at_nan(model_path: Path, output: Path) -> str:
     """Train where the loss of the last process is NaN; return why this process stopped."""
     trainer = build(Case(STRADDLING), model_path, output, CapturedGradients())
     if this_process().is_last_process:
-        compute = trainer._compute_loss
-        trainer._compute_loss = lambda *args: compute(*args) * math.nan
+        compute = trainer.compute_loss
+        trainer.compute_loss = lambda model, inputs, **kwargs: compute(
+            model, inputs | {"advantages": inputs["advantages"] * math.nan}, **kwargs
+        )
     with pytest.raises(RunError) as stopped:
         trainer.train()
     return str(stopped.value)

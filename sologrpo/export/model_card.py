@@ -36,8 +36,7 @@ TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
 SOURCE = "source.json"
 # Settings that the card's text needs besides.
 OTHERS = (
-    "rewards", "reward_weights", "dataset_name", "dataset_train_split", "bnb_4bit_quant_type",
-    "use_bnb_nested_quant", "chat_template_kwargs",
+    "rewards", "reward_weights", "dataset_name", "dataset_train_split", "chat_template_kwargs"
 )  # fmt: skip
 # On the Hub, by kind of model.
 _LIBRARIES = {"adapter": "peft", "gguf": "gguf"}

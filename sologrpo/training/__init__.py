@@ -3,7 +3,6 @@
 from sologrpo.training.fingerprints import take_fingerprints
 from sologrpo.training.run import build_trainer, train
 from sologrpo.training.run_directory import open_run_directory
-from sologrpo.training.tracking import tolerate_tracker_failures
 from sologrpo.training.trainer import SoloGRPOTrainer
 
 __all__ = [
@@ -11,6 +10,5 @@ __all__ = [
     "build_trainer",
     "open_run_directory",
     "take_fingerprints",
-    "tolerate_tracker_failures",
     "train",
 ]

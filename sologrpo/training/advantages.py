@@ -130,7 +130,6 @@ def weighted_sums(rewards_BR: torch.Tensor, weights_R: torch.Tensor) -> torch.Te
 
     Args:
         rewards_BR: NaN where a reward could not judge.
-        weights_R: of the rewards.
     """
     sums_B = (rewards_BR * weights_R).nansum(dim=1)
     return sums_B.masked_fill(rewards_BR.isnan().all(dim=1), torch.nan)
@@ -145,7 +144,6 @@ def gate_side_rewards(rewards_BR: torch.Tensor, outcome: int, num_generations: i
     Args:
         rewards_BR: scores, NaN where a reward could not judge.
         outcome: index of the outcome reward; an answer is right from a score of 1 on.
-        num_generations: G.
 
     Returns:
         (B, R) scores of which the advantages are made.
@@ -164,8 +162,6 @@ def degenerate_groups(
 
     Args:
         rewards_BR: NaN where a reward could not judge; a completion with nothing else is ignored.
-        weights_R: of the rewards.
-        num_generations: G.
     """
     sums_PG = weighted_sums(rewards_BR, weights_R).view(-1, num_generations)
     highest_P = sums_PG.nan_to_num(nan=-torch.inf).amax(dim=1)

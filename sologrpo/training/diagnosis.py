@@ -19,7 +19,6 @@ from transformers import (
     TrainingArguments,
 )
 
-from rewards import OUTCOME_REWARDS
 from sologrpo.console import print_warning
 from sologrpo.logs import Warned, append_warning
 from sologrpo.training.advantages import OF_A_KIND
@@ -35,9 +34,6 @@ COLLAPSED = 0.1
 # Groups that give the same wrong answer each time. Below one in five, a certain model is mostly a
 # model that has learned.
 STUCK = 0.2
-ROUNDING = 1e-6  # deviation of equal rewards, whose mean is rounded
-# A share of a reward's range of 2: `strict_format` gives -1 and 1.
-FORMAT_GAIN = 0.5
 # Steps before a kind counts as not learned: a quickstart had no right division in its first 17.
 LATE = 2 * TREND
 HARDER = "take harder problems"
@@ -143,12 +139,11 @@ def findings(history: Mapping[str, list[float]], limit: int) -> Iterator[tuple[s
 
     Args:
         history: values of each metric, oldest first, of the steps that sampled.
-        limit: `max_completion_length`, in tokens.
+        limit: of a completion, in tokens.
     """
     yield from _about_truncation(history.get("completions/clipped_ratio", []), limit)
     yield from _about_signal(history)
     yield from _about_entropy(history)
-    yield from _about_format(history)
     yield from _about_kinds(history)
 
 
@@ -169,31 +164,26 @@ def _about_truncation(ratios: list[float], limit: int) -> Iterator[tuple[str, st
 
 def _about_signal(history: Mapping[str, list[float]]) -> Iterator[tuple[str, str]]:
     silent = history.get("frac_reward_zero_std", [])
-    right = history.get("degenerate/all_right", [])
-    reward, spread = history["reward"], history.get("reward_std", [])
-    if len(silent) == 1 and silent[0] == 1.0 and spread and spread[0] < ROUNDING:
-        yield (
-            "first rewards",
-            f"all completions of the first batch earned the same ({reward[0]:g}): try the rewards "
-            "with `sologrpo rewards check --config ...`, and read completions/",
-        )
     if len(silent) >= LASTING and min(silent[-LASTING:]) == 1.0:
-        solved = right and fmean(right[-LASTING:]) > 0.5
-        fix = f"all are right: {HARDER}, or stop" if solved else f"all are wrong: {EASIER}"
-        yield ("signal", f"no group had a signal for {LASTING} steps; {fix}")
+        fixes = _fixes_of_silence(history, LASTING)
+        yield ("signal", f"no group had a signal for {LASTING} steps; {fixes}")
     elif len(silent) >= TREND and (share := fmean(silent[-TREND:])) > MUCH_SILENT:
-        wrong = history.get("degenerate/all_wrong", [])
-        causes = (("all right", right, HARDER), ("all wrong", wrong, EASIER))
-        fixes = [
-            f"{part:.0%} were {cause}: {fix}"
-            for cause, shares, fix in causes
-            if shares and (part := fmean(shares[-TREND:])) >= NOTABLE * share
-        ]
+        fixes = _fixes_of_silence(history, TREND)
         yield (
             "little signal",
-            f"{share:.0%} of the groups had no signal in the last {TREND} steps; "
-            + ("; ".join(fixes) or "take other problems, or a larger num_generations"),
+            f"{share:.0%} of the groups had no signal in the last {TREND} steps; {fixes}",
         )
+
+
+def _fixes_of_silence(history: Mapping[str, list[float]], steps: int) -> str:
+    """Name the share of each cause that is worth a change in the last steps, and the change."""
+    notable = NOTABLE * fmean(history["frac_reward_zero_std"][-steps:])
+    fixes = []
+    for cause, fix in (("right", HARDER), ("wrong", EASIER)):
+        shares = history.get(f"degenerate/all_{cause}", [])
+        if shares and (share := fmean(shares[-steps:])) >= notable:
+            fixes.append(f"{share:.0%} were all {cause}: {fix}")
+    return "; ".join(fixes) or "take other problems, or a larger num_generations"
 
 
 def _about_entropy(history: Mapping[str, list[float]]) -> Iterator[tuple[str, str]]:
@@ -213,24 +203,6 @@ def _about_entropy(history: Mapping[str, list[float]]) -> Iterator[tuple[str, st
             "groups have no signal though they are not solved, and reward has not risen for "
             f"{TREND} steps: the model hardly explores any more; lower learning_rate, raise "
             "temperature, or set epsilon_high 0.28 where clip_ratio/high_mean is above 0",
-        )
-
-
-def _about_format(history: Mapping[str, list[float]]) -> Iterator[tuple[str, str]]:
-    shape = history.get("rewards/strict_format/mean", [])
-    outcome = next(
-        (history[key] for name in OUTCOME_REWARDS if (key := f"rewards/{name}/mean") in history), []
-    )
-    if len(shape) < 2 * TREND or len(outcome) != len(shape):
-        return
-    gained = fmean(shape[-TREND:]) - fmean(shape[:TREND])
-    right = fmean(outcome[-TREND:]) - fmean(outcome[:TREND])
-    if gained >= FORMAT_GAIN and right <= 0:
-        yield (
-            "format alone",
-            f"in {len(shape)} steps the format was learned ({gained:+.2f}) and the answers were "
-            f"not ({right:+.2f}): set outcome_reward, lower the weight of strict_format, or take "
-            "easier problems",
         )
 
 

@@ -10,6 +10,7 @@ from transformers import (
     ProgressCallback,
     TrainerCallback,
 )
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl import GRPOTrainer, ModelConfig, get_peft_config
 
 from rewards import Reward
@@ -49,10 +50,8 @@ def build_trainer(
     Args:
         settings: what `parse_config` returned.
         model: base model; the trainer adds the adapter.
-        rewards: reward functions, in the order of `reward_weights`.
+        rewards: in the order of `reward_weights`.
         datasets: prompts to train on, and to validate on if there are any.
-        tokenizer: of the model.
-        console: for the progress, one line per step, and warnings.
         callbacks: further ones, called last.
 
     Raises:
@@ -83,9 +82,18 @@ def build_trainer(
         )
     for kept in (args, trainer.args):  # the client has the credentials; checkpoints and W&B do not
         kept.__dict__.update(redact(vars(kept)))
+    _refuse_trackers_that_cannot_start(trainer)
     trainer.remove_callback(PrinterCallback)  # prints each log as a dictionary
     trainer.remove_callback(ProgressCallback)
     return trainer
+
+
+def _refuse_trackers_that_cannot_start(trainer: GRPOTrainer) -> None:
+    names = {INTEGRATION_TO_CALLBACK[name]: name for name in trainer.args.report_to}
+    for callback in trainer.callback_handler.callbacks:
+        if name := names.get(type(callback)):
+            refuse = refusing(f"report_to {name}", (Exception,))
+            callback.on_train_begin = refuse(callback.on_train_begin)
 
 
 def train(trainer: GRPOTrainer, opened: OpenedRun) -> None:
@@ -93,12 +101,9 @@ def train(trainer: GRPOTrainer, opened: OpenedRun) -> None:
 
     On SIGTERM or Ctrl-C the step is finished and a checkpoint saved.
 
-    Args:
-        trainer: any `GRPOTrainer`.
-        opened: the run directory, with the checkpoint to resume from if there is one.
-
     Raises:
         SystemExit: 0 after SIGTERM, 130 after Ctrl-C; a line on stderr tells how to resume.
+        InputError: if a tracker of `report_to` cannot start.
         RunError: if anything else ends the run before its adapter is saved.
     """
     opened.describe()

@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 from accelerate import PartialState
 from filelock import FileLock
-from rich.console import Console
 from trl import ModelConfig
 
 from rewards.redact import count_redacted, redact
@@ -44,7 +43,6 @@ from sologrpo.training.checkpoint import (
     step_of,
     unusable_reason,
 )
-from sologrpo.training.tracking import prepare_trackers
 
 # Beginnings of keys that must not change when a run is resumed: the checkpoint's weights, optimizer
 # and position in the data mean nothing under others. `_check_dtype` compares what `dtype` resolved
@@ -106,7 +104,6 @@ def open_run_directory(
     model: ModelConfig,
     gflops: dict[str, int],
     fingerprints: dict[str, str],
-    console: Console,
 ) -> OpenedRun:
     """Make the run directory, or choose the checkpoint to resume from; keep other processes out.
 
@@ -115,18 +112,13 @@ def open_run_directory(
     complete checkpoint is removed or renamed, because those steps are repeated.
 
     Args:
-        run: `resume` and `accept_changes` are used.
-        args: `output_dir` is the directory.
-        model: compared with the settings of the run to resume.
         gflops: rates by dtype that `dtype` was chosen by, to record.
         fingerprints: of what the run is made from, compared with those of the run to resume.
-        console: for warnings.
 
     Raises:
         InputError: if the directory already holds a run and `--resume` is missing, if that run
-            cannot be resumed with these settings or was made from something else, if another
-            process is training there, or if a tracker needs a login. The directory is left
-            untouched then.
+            cannot be resumed with these settings or was made from something else, or if another
+            process is training there. The directory is left untouched then.
     """
     directory = Path(args.output_dir)
     used = (directory / RUN_CONFIG).exists() or bool(checkpoints_of(directory))
@@ -154,7 +146,6 @@ def open_run_directory(
             "another --output_dir"
         )
     PartialState().wait_for_everyone()  # the first process must not write while others still look
-    prepare_trackers(args, console)
     make_folder(directory)
     for name in (ADAPTER, COMPLETIONS, METRICS, WARNINGS):
         path = inside(directory, name)

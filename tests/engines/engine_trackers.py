@@ -121,4 +121,4 @@ def test_a_tracker_without_a_place_to_write(
         assert (tmp_path / "run/adapter/manifest.json").is_file()
     else:
         assert done.returncode == 2
-        assert last_line(done.stderr).startswith("error: cannot use "), done.stderr
+        assert last_line(done.stderr).startswith("error: report_to tensorboard: "), done.stderr

@@ -20,13 +20,15 @@ Breaks = Callable[[Any], None]
 
 
 def nan_in_the_loss(trainer: Any) -> None:
-    compute = trainer._compute_loss
+    compute = trainer.compute_loss
 
-    def broken(model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        loss: torch.Tensor = compute(model, inputs)
-        return loss * float("nan") if trainer.state.global_step + 1 == BAD_STEP else loss
+    def broken(model: torch.nn.Module, inputs: dict[str, Any], **kwargs: Any) -> torch.Tensor:
+        if trainer.state.global_step + 1 == BAD_STEP:
+            inputs = inputs | {"advantages": inputs["advantages"] * math.nan}
+        loss: torch.Tensor = compute(model, inputs, **kwargs)
+        return loss
 
-    trainer._compute_loss = broken
+    trainer.compute_loss = broken
 
 
 def infinity_in_one_gradient(trainer: Any) -> None:
