@@ -129,7 +129,6 @@ def one_step(shape: str, checkpointing: bool, dtype: str) -> tuple[Footprint, Me
             gradient_accumulation_steps=PROMPTS,
             max_completion_length=TOKENS,
             gradient_checkpointing=checkpointing,
-            sampling_engine="merged",  # as planned; in bf16, the faster engine would be taken
             dtype=dtype,
             bf16=dtype == "bfloat16",
         )
