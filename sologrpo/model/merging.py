@@ -210,6 +210,11 @@ def merge_obstacle(model: PreTrainedModel | PeftModel) -> str | None:
     return None
 
 
+def is_quantised(model: PreTrainedModel | PeftModel) -> bool:
+    """Check whether layers hold 4-bit weights."""
+    return any(isinstance(module, bnb.nn.Linear4bit) for module in model.modules())
+
+
 def is_merge_exact(model: PreTrainedModel | PeftModel, dtype: torch.dtype | None = None) -> bool:
     """Check that `merged` gives the policy that is trained, up to the order of fp32 sums.
 

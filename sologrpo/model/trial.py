@@ -58,7 +58,7 @@ def problem_of(model: Model, gaps: Callable[[], Iterator[torch.Tensor]]) -> str 
         lambda *_: autocasts.append(torch.is_autocast_enabled(kind))
     )
     try:
-        with _in_eval_mode(model), torch.no_grad(), torch.random.fork_rng(devices):
+        with eval_mode(model), torch.no_grad(), torch.random.fork_rng(devices):
             worst = [gap.abs().mean(dim=-1).amax() for gap in gaps()]
         gap = float(torch.stack(worst).amax())
     except Exception as error:  # a compiler's or a layer's, of any type
@@ -73,7 +73,8 @@ def problem_of(model: Model, gaps: Callable[[], Iterator[torch.Tensor]]) -> str 
 
 
 @contextmanager
-def _in_eval_mode(model: Model) -> Iterator[None]:
+def eval_mode(model: Model) -> Iterator[None]:
+    """Switch dropout off inside the context; NF4 weights stay as they are trained."""
     keep_nf4_trainable(model)
     was_training = model.training
     model.eval()

@@ -12,7 +12,7 @@ from trl import ModelConfig
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.model.loading import pick_dtype
 from sologrpo.model.memory import TokenBytes, activation_bytes
-from sologrpo.model.merging import merge_obstacle, merged_bytes
+from sologrpo.model.merging import is_merge_exact, merge_obstacle, merged_bytes
 from sologrpo.sampling.sampler import bytes_of_batch
 
 # NF4 (bitsandbytes): half a byte per weight, and an fp32 scale for every 64 weights. With double
@@ -88,7 +88,7 @@ def footprint(policy: PeftModel, model_args: ModelConfig) -> Footprint:
         weights_bytes=math.ceil(weights),
         adapter_bytes=trainable * FP32 * (2 + ADAM_MOMENTS),
         checkpoint_bytes=trainable * FP32 * (1 + ADAM_MOMENTS) + TOKENIZER_BYTES,
-        merged_bytes=0 if merge_obstacle(policy) else merged_bytes(policy),
+        merged_bytes=_copied_bytes(policy, model_args),
         sampled_token_bytes=bytes_of_batch(policy, tokens=1, rows=0),
         trained_token_bytes=activation_bytes(policy),
         layers=config.num_hidden_layers,
@@ -97,6 +97,12 @@ def footprint(policy: PeftModel, model_args: ModelConfig) -> Footprint:
         vocabulary=config.vocab_size,
         context=getattr(config, "max_position_embeddings", None),
     )
+
+
+def _copied_bytes(policy: PeftModel, model_args: ModelConfig) -> int:
+    """Count the bytes that `sampling_engine: auto` merges; the policy is not quantised yet."""
+    rounds_nf4 = model_args.load_in_4bit and not is_merge_exact(policy)
+    return 0 if rounds_nf4 or merge_obstacle(policy) else merged_bytes(policy)
 
 
 def _quantised(policy: PeftModel) -> int:

@@ -11,6 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from sologrpo.model.loading import end_token_ids
 from sologrpo.model.memory import TokenBudget, free_bytes
+from sologrpo.model.trial import eval_mode
 from sologrpo.sampling.decoding import Request, can_generate_fast, generate_fast
 from sologrpo.sampling.sampler import FREE_SHARE, bytes_of_batch
 from sologrpo.sampling.shared_cache import cached_tokens
@@ -101,9 +102,7 @@ def generate_in_batches(
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
     budget = TokenBudget(token_budget or default_token_budget(model), "generation")
     end_ids = set(config.eos_token_id)
-    was_training = model.training
-    model.eval()
-    try:
+    with eval_mode(model):
         while order:
             tokens = _tokens_of_batches([prompts[i] for i in order], model, config)
             rows = max(1, bisect_right(tokens, budget.tokens))
@@ -118,8 +117,6 @@ def generate_in_batches(
                 order = order[rows:]
             if done:
                 yield list(zip(batch, done, strict=True))
-    finally:
-        model.train(was_training)
 
 
 def default_token_budget(model: PreTrainedModel) -> int:

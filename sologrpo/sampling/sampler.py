@@ -1,14 +1,13 @@
-"""Sampling engines: two ways to sample from the policy, and the test that chooses between them.
+"""Sampling engines: two ways to sample from the policy, and the rule that chooses one.
 
 | Engine | Samples from |
 |---|---|
 | `adapter` | the weights as they are trained, with the adapter unmerged |
 | `merged` | the adapter merged into the weights while completions are sampled |
 
-Both use the loop of `sampling.decoding`. Merging saves work at every token, but rounds the
-weights in half precision. So before merged weights are used there, both engines sample from
-prompts of the first batch, their log-probs are compared with the trainer's forward pass, and the
-faster of those that agree is taken. Weights in fp32 are merged without a test: nothing is rounded.
+Both use the loop of `sampling.decoding`. Merging saves work at every token. It is exact in fp32,
+and rounds the weights in half precision: then the log-probs of the first batch are compared with
+the trainer's forward pass. Quantised weights are merged only where that is exact.
 
 Shapes: B rows, T tokens.
 """
@@ -16,11 +15,9 @@ Shapes: B rows, T tokens.
 import logging
 import math
 import sys
-import time
 from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from accelerate.utils import gather_object
@@ -30,6 +27,7 @@ from sologrpo.errors import InputError, RunError, first_line
 from sologrpo.model.memory import TokenBudget, free_bytes, release_unused
 from sologrpo.model.merging import (
     is_merge_exact,
+    is_quantised,
     merge_obstacle,
     merged,
     merged_bytes,
@@ -48,7 +46,6 @@ ADAPTER, MERGED = SAMPLING_ENGINES
 # Weights that an adapter was not trained on, garbage and wrong log-probs give far more.
 MAX_GAP = 0.2
 TEST_TOKENS = 32  # per row in the test
-WARM_UP_TOKENS = 2  # per row before it: the prompts, and one pass over what was sampled
 TEST_ROWS = 16  # rows of the test that the trainer scores
 FREE_SHARE = 0.8  # of the free memory, for merged weights, and for a key-value cache
 LOGIT_BYTES = 32  # per vocabulary entry and row: logits, probabilities, and their sum in float64
@@ -59,28 +56,8 @@ LOGIT_BYTES = 32  # per vocabulary entry and row: logits, probabilities, and the
 Score = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Trial:
-    """Result of testing an engine.
-
-    Attributes:
-        tokens_per_second: 0 if the engine was rejected.
-        gap: see `MAX_GAP`; NaN if the test failed before it was known.
-        failure: why the engine was rejected; None if it was not.
-    """
-
-    tokens_per_second: float = 0.0
-    gap: float = math.nan
-    failure: str | None = None
-
-    def __str__(self) -> str:
-        if self.failure is not None:
-            return f"rejected: {self.failure}"
-        return f"{self.tokens_per_second:.0f} tokens/s, {self.gap:.4f} nats off"
-
-
 class Sampler:
-    """Samples completions with the requested engine, or with the faster one that is accurate.
+    """Samples completions with the requested engine, or with the one that the rule chooses.
 
     Args:
         requested: `adapter`, `merged` or `auto`.
@@ -126,46 +103,23 @@ class Sampler:
             self.engine = self._choose(model, request)
             self.is_exact = self.engine == ADAPTER or is_merge_exact(model, self._half)
 
-    def resume_with(self, engine: str | None, is_exact: bool) -> None:
-        """Sample with the engine that a resumed run had, where the settings leave it open.
-
-        By speed another could be chosen, and the run would end with another adapter.
-
-        Args:
-            engine: of the run; None if it had chosen none.
-            is_exact: what `is_exact` was with it.
-        """
-        if engine is not None and self._requested in ("auto", engine):
-            self.engine, self.is_exact = engine, is_exact
-
     def _choose(self, model: Model, request: Request) -> str:
-        if self._requested == ADAPTER:
+        if not self._prefers_merged(model):
             return ADAPTER
-        obstacles = gather_object([self._merge_obstacle(model)])
-        obstacle = next((obstacle for obstacle in obstacles if obstacle is not None), None)
-        if obstacle is not None:
-            if self._requested == MERGED:
-                raise _cannot_merge(obstacle)
-            logger.warning("sampling engine adapter: it cannot be merged: %s", obstacle)
-            return ADAPTER
-        if is_merge_exact(model, self._half):
+        problem = _first_of_processes(self._merge_obstacle(model))
+        if problem is None and not is_merge_exact(model, self._half):
+            problem = _first_of_processes(self._disagreement(model, request))
+        if problem is None:
             return MERGED
-        return self._choose_by_test(model, request)
+        if self._requested == MERGED:
+            raise InputError(f"sampling_engine merged: {problem}; set sampling_engine: adapter")
+        logger.warning("sampling engine adapter, not merged: %s", problem)
+        return ADAPTER
 
-    def _choose_by_test(self, model: Model, request: Request) -> str:
-        candidates = [MERGED] if self._requested == MERGED else [ADAPTER, MERGED]
-        trials = {name: self._test(name, model, request) for name in candidates}
-        trials = _worst_of_processes(trials)
-        failure = trials[MERGED].failure
-        if failure is not None and self._requested == MERGED:
-            raise _cannot_merge(failure)
-        # The adapter is the policy itself: if it is wrong too, the training pass will show it.
-        accepted = [name for name in candidates if trials[name].failure is None] or [ADAPTER]
-        fastest = max(accepted, key=lambda name: trials[name].tokens_per_second)
-        found = "; ".join(f"{name} {trial}" for name, trial in trials.items())
-        level = logging.INFO if accepted == candidates else logging.WARNING
-        logger.log(level, "sampling engine %s (%s)", fastest, found)
-        return fastest
+    def _prefers_merged(self, model: Model) -> bool:
+        return self._requested == MERGED or (
+            self._requested != ADAPTER and prefers_merged(model, self._half)
+        )
 
     def _merge_obstacle(self, model: Model) -> str | None:
         obstacle = merge_obstacle(model)
@@ -176,33 +130,27 @@ class Sampler:
             return f"it needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
         return None
 
-    def _test(self, engine: str, model: Model, request: Request) -> Trial:
-        """Sample the first tokens of the first batch, and restore the random state."""
+    def _disagreement(self, model: Model, request: Request) -> str | None:
+        """Sample the first tokens of a batch from merged weights, and compare with the trainer.
+
+        The random state stays as it is, so that a resumed run draws the same numbers.
+        """
         devices = [model.device] if model.device.type == "cuda" else []
         try:
             with torch.random.fork_rng(devices):
-                return self._measure(engine, model, request)
-        except Exception as error:  # whatever is wrong with an engine, there is another
-            trial = Trial(failure=f"{type(error).__name__}: {first_line(error)}")
+                gap = self._gap_to_trainer(model, request)
+        except Exception as error:  # whatever is wrong with merged weights, there is the adapter
+            problem = f"{type(error).__name__}: {first_line(error)}"
+        else:
+            return None if gap <= MAX_GAP else f"{gap:.3f} nats per token off the trainer"
         release_unused()  # after the except block: the error holds what the test had computed
-        return trial
+        return problem
 
-    def _measure(self, engine: str, model: Model, request: Request) -> Trial:
-        with self._weights_of(engine, model):
+    def _gap_to_trainer(self, model: Model, request: Request) -> float:
+        with merged(model, self._half):
             request = request.rows(slice(0, self._next_batch(model, request)[0]))
             request = request.limited(TEST_TOKENS)
-            self._generate(model, request.limited(WARM_UP_TOKENS), with_log_probs=True)
-            start = time.perf_counter()
             sampled = self._generate(model, request, with_log_probs=True)
-            sampled.completion_ids.cpu()  # waits for a GPU
-            seconds = time.perf_counter() - start
-        gap = self._gap_to_trainer(request, sampled)
-        if not gap <= MAX_GAP:
-            return Trial(gap=gap, failure=f"{gap:.3f} nats per token off the trainer")
-        tokens = int(request.mask_of(sampled.completion_ids).sum())
-        return Trial(tokens / seconds, gap)
-
-    def _gap_to_trainer(self, request: Request, sampled: Sampled) -> float:
         assert sampled.log_probs is not None
         n_rows = len(request.input_ids)
         few = slice(0, n_rows, max(1, n_rows // TEST_ROWS))  # from different groups
@@ -221,15 +169,12 @@ class Sampler:
     def weights(self, model: Model) -> AbstractContextManager[None]:
         """Give the model the weights that the engine samples from, inside the context.
 
-        Before an engine is chosen, for a validation ahead of training: merged if that is possible.
+        Before an engine is chosen, for a validation ahead of training, they are not checked.
         """
         engine = self.engine
         if engine is None:
-            unmerged = self._requested == ADAPTER or self._merge_obstacle(model) is not None
-            engine = ADAPTER if unmerged else MERGED
-        return self._weights_of(engine, model)
-
-    def _weights_of(self, engine: str, model: Model) -> AbstractContextManager[None]:
+            merges = self._prefers_merged(model) and self._merge_obstacle(model) is None
+            engine = MERGED if merges else ADAPTER
         return merged(model, self._half) if engine == MERGED else nullcontext()
 
     def sample(self, model: Model, request: Request) -> Sampled:
@@ -311,17 +256,18 @@ def rows_of_whole_groups(ends: list[int], most: int) -> int:
     return next((end for end in fitting if end >= even), max(fitting, default=most))
 
 
-def _worst_of_processes(trials: dict[str, Trial]) -> dict[str, Trial]:
-    """Return the worst result of all processes, since all must use the same engine."""
-    every = gather_object([trials])
-    return {
-        name: min((found[name] for found in every), key=lambda trial: trial.tokens_per_second)
-        for name in trials
-    }
+def prefers_merged(model: Model, half: torch.dtype | None = None) -> bool:
+    """Check whether sampling from merged weights is exact, or faster.
+
+    Args:
+        half: dtype of mixed precision; None if there is none.
+    """
+    return is_merge_exact(model, half) or not is_quantised(model)
 
 
-def _cannot_merge(reason: str) -> InputError:
-    return InputError(f"sampling_engine merged: {reason}; set sampling_engine: adapter")
+def _first_of_processes(problem: str | None) -> str | None:
+    """Return the first problem of any process, since all must use the same engine."""
+    return next((found for found in gather_object([problem]) if found is not None), None)
 
 
 def _joined(parts: list[Sampled], pad_id: int) -> Sampled:

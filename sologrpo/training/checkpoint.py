@@ -204,7 +204,6 @@ def load_generation_state(trainer: GRPOTrainer, checkpoint: Path) -> None:
     file = generation_state_file(checkpoint, trainer.args)
     state = torch.load(file, map_location=trainer.args.device, weights_only=True)
     trainer._step = state["step"]
-    trainer._rollout.sampler.resume_with(*state["engine"])
     trainer._buffered_inputs = state["buffered_inputs"]
     for name, log in state["logs"].items():
         if isinstance(log, dict):
@@ -238,7 +237,6 @@ def _generation_state(trainer: GRPOTrainer) -> dict[str, Any]:
     logs = {} if used_up else {k: v for k, v in trainer._logs.items() if k != "images"}
     return {
         "step": trainer._step,
-        "engine": [trainer._rollout.sampler.engine, trainer._rollout.sampler.is_exact],
         "buffered_inputs": None if used_up else _portable(trainer._buffered_inputs),
         "logs": _portable(logs),
         # What has not been logged yet, with logging_steps > 1.

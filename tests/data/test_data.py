@@ -312,14 +312,6 @@ def test_rendered_prompt_has_the_same_tokens(tokenizer_name: str, prompt_format:
     assert again == prompt_token_ids(prompts, tokenizer)
 
 
-def test_token_before_every_text_is_counted_and_shown() -> None:
-    (without,) = prompt_token_ids(["2 + 2?"], base_tokenizer())
-    tokenizer = llama_3_tokenizer()
-    (ids,) = prompt_token_ids(["2 + 2?"], tokenizer)
-    assert ids == [tokenizer.convert_tokens_to_ids("<|endoftext|>"), *without]
-    assert render_prompt("2 + 2?", tokenizer) == "<|endoftext|>2 + 2?"
-
-
 def test_tokenizer_that_ends_every_text_is_refused() -> None:
     with pytest.raises(InputError, match=r"ends every text with <\|im_end\|>.*add_eos_token"):
         prompt_token_ids(["2 + 2?"], base_tokenizer("$A <|im_end|>"))

@@ -51,7 +51,7 @@ def works() -> dict[str, list[Work]]:
             Work(
                 f"train {recipe}",
                 ("train", "--config", f"configs/{recipe}.yaml", "--output_dir", "runs/new",
-                 "--max_steps", str(STEPS), "--sampling_engine", "merged"),
+                 "--max_steps", str(STEPS)),
                 ("--resume",), "runs/new", (".safetensors", ".parquet"),
                 ("runs/new/adapter", "runs/new/completions"),
             )

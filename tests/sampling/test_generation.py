@@ -163,15 +163,6 @@ def test_batches_fill_the_memory_of_a_gpu(
     assert default_token_budget(elsewhere) == budgets[1]
 
 
-def test_order_of_the_prompts_is_kept(tiny_llama: Path) -> None:
-    model, tokenizer = load(tiny_llama)
-    prompts = ragged_prompts(tokenizer)
-    forward = generate_greedily(model, tokenizer, prompts, NEW_TOKENS)
-    backward = generate_greedily(model, tokenizer, prompts[::-1], NEW_TOKENS)
-    assert backward == forward[::-1]
-    assert forward != backward
-
-
 def test_limit_cuts_and_says_so(tiny_llama: Path) -> None:
     model, tokenizer = load(tiny_llama)
     prompts = ragged_prompts(tokenizer)

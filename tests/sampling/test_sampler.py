@@ -114,7 +114,7 @@ def test_mask_ends_with_the_end_token_or_the_stop_string(tiny_llama: Path) -> No
     assert asked.mask_of(ids).tolist() == [[1, 1, 0, 0], [1] * 4, [1, 0, 0, 0], [1, 0, 0, 0]]
 
 
-# -- the test that chooses ------------------------------------------------------------------------
+# -- the rule ------------------------------------------------------------------------
 
 
 def test_fp32_weights_are_merged_without_a_test(tiny_llama: Path) -> None:
@@ -160,20 +160,40 @@ def half_precision(tiny_llama: Path) -> tuple[PeftModel, Request]:
     return with_adapter(tiny_llama, dtype="bfloat16"), request_of(tiny_llama)
 
 
-def test_in_half_precision_the_engines_are_compared(
+def test_the_rule(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    monkeypatch.setattr(sampler_module, "generate_fast", lambda *args: tried.append(args))
+    for settings, half, engine in (
+        ({}, None, "merged"),
+        ({"nf4": True}, None, "merged"),  # in fp32, which is exact
+        ({"nf4": True}, torch.bfloat16, "adapter"),
+        ({"nf4": True, "dtype": "bfloat16"}, None, "adapter"),
+    ):
+        model = with_adapter(tiny_llama, **settings)
+        sampler = Sampler("auto", scorer(model), half)
+        sampler.prepare(model, request_of(tiny_llama))
+        assert sampler.engine == engine
+        assert sampler.is_exact
+    assert tried == []
+
+
+def test_in_half_precision_merged_weights_are_compared_with_the_trainer(
     half_precision: tuple[PeftModel, Request], caplog: pytest.LogCaptureFixture
 ) -> None:
     model, asked = half_precision
-    sampler = Sampler("auto", scorer(model))
-    with caplog.at_level(logging.INFO, "sologrpo.sampling.sampler"):
-        sampler.prepare(model, asked)
-        sampler.prepare(model, asked)  # nothing more is said or tried
-    (line,) = said_by("sologrpo.sampling.sampler", caplog)
-    assert sampler.engine is not None
-    assert line.startswith(f"sampling engine {sampler.engine} (adapter ")
-    assert line.count("tokens/s") == 2
-    assert "merged" in line
-    assert "rejected" not in line
+    tested: list[bool] = []
+
+    def score(*args: Any) -> torch.Tensor:
+        tested.append(is_merged(model))
+        return scorer(model)(*args)
+
+    sampler = Sampler("auto", score)
+    sampler.prepare(model, asked)
+    sampler.prepare(model, asked)  # only once
+    assert tested == [False]
+    assert sampler.engine == "merged"
+    assert not sampler.is_exact
+    assert caplog.messages == []
 
 
 def is_merged(model: Any) -> bool:
@@ -206,22 +226,18 @@ BROKEN = [
 ]
 
 
-def break_engine(
-    monkeypatch: pytest.MonkeyPatch, how: Callable[[Sampled], Sampled], merged: bool = True
-) -> None:
-    """Spoil what one of the engines samples."""
+def break_merged(monkeypatch: pytest.MonkeyPatch, how: Callable[[Sampled], Sampled]) -> None:
+    """Spoil what is sampled from merged weights."""
 
     def broken(model: Any, *args: Any, **kwargs: Any) -> Sampled:
         done = generate_fast(model, *args, **kwargs)
-        return how(done) if is_merged(model) == merged else done
+        return how(done) if is_merged(model) else done
 
     monkeypatch.setattr(sampler_module, "generate_fast", broken)
 
 
 @pytest.mark.parametrize(("how", "reason"), BROKEN)
-@pytest.mark.parametrize("engine", ["adapter", "merged"])
-def test_a_broken_engine_is_rejected_and_the_other_taken(
-    engine: str,
+def test_merged_weights_that_do_not_work_are_not_used(
     how: Callable[[Sampled], Sampled],
     reason: str,
     half_precision: tuple[PeftModel, Request],
@@ -229,25 +245,22 @@ def test_a_broken_engine_is_rejected_and_the_other_taken(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model, asked = half_precision
-    break_engine(monkeypatch, how, merged=engine == "merged")
+    break_merged(monkeypatch, how)
     sampler = Sampler("auto", scorer(model))
     torch.manual_seed(3)
     state = torch.get_rng_state()
-    with caplog.at_level(logging.WARNING, "sologrpo.sampling.sampler"):
-        sampler.prepare(model, asked)
+    sampler.prepare(model, asked)
     assert torch.equal(torch.get_rng_state(), state)  # the test draws no number of the run
-    assert sampler.engine == ("adapter" if engine == "merged" else "merged")
+    assert sampler.engine == "adapter"
+    assert sampler.is_exact
     (line,) = said_by("sologrpo.sampling.sampler", caplog)
-    adapter, merged = line.removesuffix(")").split("; merged ")
-    rejected, other = (merged, adapter) if engine == "merged" else (adapter, merged)
-    assert re.search(f"rejected: .*{reason}", rejected)
-    assert "tokens/s" in other
-    if engine == "merged":  # requested by name, it ends the run with what to write instead
-        with pytest.raises(InputError) as caught:
-            Sampler("merged", scorer(model)).prepare(model, asked)
-        problem, fix = str(caught.value).split("; set ")
-        assert re.search(f"^sampling_engine merged: .*{reason}", problem)
-        assert fix == "sampling_engine: adapter"
+    assert re.search(f"^sampling engine adapter, not merged: .*{reason}", line)
+    # Requested by name, it ends the run with what to write instead.
+    with pytest.raises(InputError) as caught:
+        Sampler("merged", scorer(model)).prepare(model, asked)
+    problem, fix = str(caught.value).split("; set ")
+    assert re.search(f"^sampling_engine merged: .*{reason}", problem)
+    assert fix == "sampling_engine: adapter"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -377,7 +390,7 @@ def test_an_error_that_smaller_batches_cannot_fix_ends_the_run(
     tiny_llama: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    break_engine(monkeypatch, how)
+    break_merged(monkeypatch, how)
     with pytest.raises(error):
         sample(with_adapter(tiny_llama), request_of(tiny_llama, new_tokens=1))
 
@@ -417,20 +430,3 @@ def test_vllm_is_allowed_what_top_p_adds() -> None:
     assert check_vllm(sampled, off, mask, top_p=0.9)["sampling/kl"] == pytest.approx(0.25)
     with pytest.raises(RunError, match=r"at most 0\.305 is"):
         check_vllm(sampled, sampled - 0.5, mask, top_p=0.9)
-
-
-@pytest.mark.parametrize(
-    ("requested", "before", "engine"),
-    [("auto", "adapter", "adapter"), ("auto", "merged", "merged"), ("merged", "adapter", None),
-     ("adapter", "adapter", "adapter"), ("auto", None, None)],
-)  # fmt: skip
-def test_a_resumed_run_keeps_its_engine_where_the_settings_leave_it_open(
-    requested: str, before: str | None, engine: str | None
-) -> None:
-    sampler = Sampler(requested, lambda rows: pytest.fail("nothing is tested again"))
-    sampler.resume_with(before, is_exact=False)
-    assert sampler.engine == engine
-    assert sampler.is_exact == (engine is None)
-    if engine is not None:
-        sampler.prepare(None, None)  # type: ignore[arg-type]
-        assert sampler.engine == engine

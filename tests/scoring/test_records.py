@@ -299,21 +299,15 @@ def changed(**values: object) -> str:
     ("text", "message"),
     [
         ("", "is empty"),
-        ("{", "line 1 is not valid JSON"),
-        ("[]", "line 1: .*expected key: value pairs"),
         ('{"question": "5 + 7?"}', "line 1: index: missing"),
         (changed(gold="12"), "line 1: gold: .*####"),
-        (changed(gold="#### many"), "line 1: gold: "),
         (
             changed(prompt_format="yaml"),
             "line 1: prompt_format: 'yaml'; expected xml, r1_zero",
         ),
         (changed(index=-1), "line 1: index: -1; expected greater than or equal to 0"),
         (changed(correct=1), "line 1: correct: 1; expected a valid boolean"),
-        (changed(completion=[RIGHT]), "line 1: completion: "),
-        (changed(kind=["add"]), "line 1: kind: .*; expected a valid string"),
         (changed(samples=[{}]), "line 1: samples.0.completion: missing"),
-        (changed(samples=7), "line 1: samples: 7; expected a valid tuple"),
         (
             changed(stop_reason="tired"),
             "line 1: stop_reason: 'tired'; expected end_token,",

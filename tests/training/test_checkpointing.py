@@ -49,7 +49,7 @@ def build(path: Path, output: Path, **settings: Any) -> tuple[Any, list[list[str
     [
         {"sampling_engine": "adapter"},
         {"sampling_engine": "merged"},
-        {"sampling_engine": "auto", "bf16": True},  # which tests the engines first
+        {"sampling_engine": "auto", "bf16": True},  # which tests merged weights first
         {"sampling_engine": "adapter", "num_iterations": 2},  # which scores with the old policy
         {"sampling_engine": "adapter", "repetition_penalty": 1.1},  # which TRL samples
     ],

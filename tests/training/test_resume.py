@@ -194,7 +194,6 @@ def test_generation_state_is_small_between_batches_and_loads_without_running_cod
         for step in (2, 4)
     )
     assert (inside["step"], between["step"]) == (2, 4)
-    assert inside["engine"] == ["merged", True]
     assert [len(batch["advantages"]) for batch in inside["buffered_inputs"]] == [8, 8]
     assert between["buffered_inputs"] is None
 
