@@ -220,19 +220,6 @@ def test_rewards_are_those_of_the_config_or_of_its_format() -> None:
         assert run.rewards == ["trailing_text"]
 
 
-def test_weights_are_counted_against_the_rewards_of_the_format() -> None:
-    argv = [*MODEL, "--prompt_format", "r1_zero", "--reward_weights", "1", "2"]
-    with pytest.raises(InputError, match="2 reward_weights for 1 rewards"):
-        parse_config(argv)
-
-
-def test_unknown_prompt_format_in_a_file(tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text("prompt_format: r1\n", encoding="utf-8")
-    with pytest.raises(InputError, match="prompt_format: 'r1'; expected 'boxed'"):
-        parse_config([*MODEL, "--config", str(config)])
-
-
 # --- the gold -----------------------------------------------------------------------------------
 
 

@@ -50,10 +50,8 @@ TORCHRUN = [str(BIN / "torchrun"), "--nproc_per_node", "2", "--master_port", "0"
 TRAIN = ["--config", "no such config"]
 LAUNCHERS = {
     "python": command_of("train", *TRAIN),
-    "python with options": [sys.executable, "-u", "-X", "utf8", *command_of("train", *TRAIN)[1:]],
     "evaluate": command_of("evaluate", "--run", "no such run"),
-    "module": [sys.executable, "-m", "sologrpo", "train", *TRAIN],
-    "program": [sys.executable, "-c", "import sologrpo.__main__ as m; m.main()", "train", *TRAIN],
+    "module": [sys.executable, "-u", "-X", "utf8", "-m", "sologrpo", "train", *TRAIN],
     "accelerate": launch_command(*TRAIN),
     "torchrun": [*TORCHRUN, str(ROOT / "train.py"), *TRAIN],
 }

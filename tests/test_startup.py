@@ -119,7 +119,7 @@ def test_ctrl_c_at_any_moment_of_the_imports_ends_in_one_line(
     seconds = time.monotonic() - started
     assert stop(process, signal.SIGINT) == (130, ["error: stopped by Ctrl-C"])
     ends = []
-    for share in (0.0, 0.2, 0.4, 0.6, 0.8):
+    for share in (0.0, 0.4, 0.8):
         command = ("train", *quickstart(tiny_llama, tmp_path / f"run-{share}"))
         process = sologrpo(*command, cwd=tmp_path)
         wait_for_handlers(process)
@@ -138,7 +138,7 @@ def test_ctrl_c_at_any_moment_after_the_imports_ends_in_one_line(
     whole = server.run_command(*command, cwd=tmp_path)
     assert whole.code == 0, whole
     codes = []
-    for tenth in range(10):
+    for tenth in range(0, 10, 2):
         command = ("train", *quickstart(tiny_llama, tmp_path / f"run-{tenth}"))
         with server.running_command(*command, cwd=tmp_path) as process:
             process.wait_until_started()
@@ -151,23 +151,23 @@ def test_ctrl_c_at_any_moment_after_the_imports_ends_in_one_line(
         others = [line for line in errors if not line.startswith(("SIGINT: this step", "stopped"))]
         assert others == (["error: stopped by Ctrl-C"] if codes[-1] else [])
     assert set(codes) <= {0, 130}  # 0: it was faster than the first time
-    assert codes.count(130) >= 3  # on a machine that was busy at the first time only
+    assert codes.count(130) >= 2  # on a machine that was busy at the first time only
 
 
 @pytest.mark.parametrize(
-    ("command", "seconds"),
+    ("command", "seconds", "number"),
     [
-        (["evaluate", "--model", "x"], 1.0),
-        (["export", "--model", "x"], 1.0),
-        (["report", "x"], 0.2),
-        (["doctor"], 1.0),
-        (["rewards", "check", "--config", "quickstart"], 1.0),
-        (["model", "--out", "m"], 0.1),
-        (["rewards", "score", "--gold", "1"], 0.2),  # waits for its standard input
+        (["evaluate", "--model", "x"], 1.0, signal.SIGINT),
+        (["export", "--model", "x"], 1.0, signal.SIGTERM),
+        (["report", "x"], 0.2, signal.SIGINT),
+        (["doctor"], 1.0, signal.SIGTERM),
+        (["rewards", "check", "--config", "quickstart"], 1.0, signal.SIGINT),
+        (["model", "--out", "m"], 0.1, signal.SIGTERM),
+        # It waits for its standard input.
+        (["rewards", "score", "--gold", "1"], 0.2, signal.SIGINT),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_every_command_stops_in_one_line(
     command: list[str], seconds: float, number: signal.Signals, tmp_path: Path
 ) -> None:

@@ -19,6 +19,11 @@ from _measure import Report  # noqa: E402
 from sologrpo.sampling.decoding import generate_fast  # noqa: E402
 
 
+@pytest.fixture
+def check(tmp_path):
+    return parts.Check(Report(tmp_path / "rows.json", {}, 200.0), parts.REHEARSAL, tmp_path)
+
+
 def test_both_trainers_take_the_same_step(tiny_llama, tmp_path):
     report = Report(tmp_path / "results.json", {}, time_budget=200.0)
     bench = grid.Bench(report, tiny_llama, grid.REHEARSAL, tmp_path / "output")
@@ -35,19 +40,21 @@ def test_both_trainers_take_the_same_step(tiny_llama, tmp_path):
 
 def test_the_gpu_check_rehearsed(tmp_path):
     out = tmp_path / "check.json"
-    listed = gpu_check.list_parts(rehearse=True)
-    chosen = {name: listed[name] for name in ("parity", "memory")}
-    rows = gpu_check.check(chosen, out, rehearsal=True)
-    parity, planned = ([row for row in rows if row["part"] == part] for part in chosen)
+    part = gpu_check.list_parts(rehearse=True)["parity"]
+    parity = gpu_check.check({"parity": part}, out, rehearsal=True)
     assert all(row["stock_to_solo_fp32"] < parts.MAX_GAP[True] for row in parity)
-    assert [row["planned_to_allocated"] for row in planned] == [pytest.approx(1.0, abs=0.15)] * 2
     assert str(ROOT) not in out.read_text()  # the file is made to be posted
+
+
+def test_the_plan_of_memory_is_what_a_step_takes(check):
+    parts.memory(check)
+    rows = json.loads(check.report.path.read_text())["rows"]
+    assert [row["planned_to_allocated"] for row in rows] == [pytest.approx(1.0, abs=0.15)] * 2
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_loop_decodes_like_generate_on_a_card(tmp_path):
-    check = parts.Check(Report(tmp_path / "rows.json", {}, 200.0), parts.REHEARSAL, tmp_path)
+def test_the_loop_decodes_like_generate_on_a_card(check):
     settings = check.workload("tiny", load_in_4bit=False, dtype="float32", bf16=False).settings
     model = random_model(build_config("tiny"), settings[2]).eval()
     request = parts.make_request(model, rows=8, prompt_T=20, new_tokens=12)

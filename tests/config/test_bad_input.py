@@ -15,35 +15,12 @@ from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
 from scripts import refusal
-from sologrpo.config.arguments import RunArguments
 from sologrpo.config.parsing import parse_config
-from sologrpo.data.dataset import load_train_and_validation
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.merging import check_adapter, load_adapter
-from tiny import rows, tiny_config, with_adapter, write_rows
+from tiny import tiny_config, with_adapter
 
 Weights = dict[str, torch.Tensor]
-
-# -- rows ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "\n\n", "{", "[]", "5", "null", '{"question": "?"}', '{"answer": "#### 1"}',
-        '{"question": 5, "answer": "#### 1"}', '{"question": "?", "answer": null}',
-        '{"question": "?", "answer": 1}', '{"question": "?", "answer": ["#### 1"]}',
-        '{"question": "?", "answer": "####"}', '{"question": "?", "answer": "1"}',
-        '{"question": "?", "answer": "#### one"}', '{"question": null, "answer": "#### 1"}',
-    ],
-)  # fmt: skip
-def test_rows_that_cannot_be_trained_on(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "train.jsonl"
-    file.write_text(text + "\n", encoding="utf-8")
-    run = RunArguments(dataset_name=str(file))
-    line = refusal(lambda: load_train_and_validation(run, None, 0))  # type: ignore[arg-type]
-    assert line is not None
-    assert "train.jsonl" in line
 
 
 # -- adapters and models -------------------------------------------------------------------------
@@ -255,14 +232,3 @@ def test_a_tokenizer_without_an_end_of_text_token(tiny_llama: Path, tmp_path: Pa
     line = refusal(lambda: load_tokenizer(str(folder)))
     assert line is not None
     assert "no end-of-text token" in line
-
-
-# -- records -------------------------------------------------------------------------------------
-
-
-def test_usual_input_is_taken(tmp_path: Path, tiny_llama: Path) -> None:
-    # Otherwise everything above could be refused for one and the same wrong reason.
-    run = RunArguments(dataset_name=str(write_rows(tmp_path / "train.jsonl", rows(4))))
-    assert (
-        refusal(lambda: load_train_and_validation(run, load_tokenizer(str(tiny_llama)), 0)) is None
-    )

@@ -16,7 +16,6 @@ from sologrpo.config.arguments import RunArguments
 from sologrpo.data.dataset import (
     RESERVED,
     build_prompts,
-    describe_lengths,
     load_rows,
     load_test_prompts,
     load_train_and_validation,
@@ -109,9 +108,7 @@ def test_a_damaged_table_is_refused(tmp_path: Path, position: int) -> None:
         load_rows(str(tmp_path), "train")
 
 
-@pytest.mark.parametrize(
-    "name", ["a[b]", "kind=3", "a*b", "a b", "é", "x::y", "~root", "~no-such-user"]
-)
+@pytest.mark.parametrize("name", ["a[b]", "kind=3", "x::y", "~root"])
 def test_a_folder_of_any_name_is_read(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,11 +204,6 @@ def test_long_prompts_are_left_out_and_reported(
         f"left out 1 of 4 rows: prompt longer than max_prompt_tokens {lengths[-2]}" in caplog.text
     )
     assert f"longest: {lengths[-1]}" in caplog.text
-
-
-def test_describe_lengths() -> None:
-    assert describe_lengths([*range(1, 101)]) == "mean 50, p95 95, max 100 tokens"
-    assert describe_lengths([7]) == "mean 7, p95 7, max 7 tokens"
 
 
 def test_limit_of_test_problems_is_a_seeded_choice(tiny_data: Path) -> None:

@@ -3,8 +3,6 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +19,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 from trl import ModelConfig
 
@@ -285,40 +282,6 @@ def test_bytes_of_merged_weights(tiny_llama: Path, nf4: bool) -> None:
 
 # -- saved ----------------------------------------------------------------------------------------
 
-PLAIN_TRANSFORMERS = """
-import json, sys
-from transformers import AutoModelForCausalLM, AutoTokenizer
-assert "peft" not in sys.modules and "sologrpo" not in sys.modules
-folder, texts = sys.argv[1], json.loads(sys.argv[2])
-model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-tokenizer = AutoTokenizer.from_pretrained(folder)
-batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
-output = model.generate(**batch, max_new_tokens=24, do_sample=False)
-print(json.dumps(output[:, batch["input_ids"].size(1):].tolist()))
-"""
-
-
-def in_plain_transformers(folder: Path, texts: list[str]) -> list[list[int]]:
-    done = subprocess.run(
-        [sys.executable, "-c", PLAIN_TRANSFORMERS, str(folder), json.dumps(texts)],
-        capture_output=True, text=True, check=False, cwd=folder,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    ids: list[list[int]] = json.loads(done.stdout)
-    return ids
-
-
-@torch.no_grad()
-def greedy(
-    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, texts: list[str]
-) -> list[list[int]]:
-    batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
-    output = model.generate(
-        **batch.to(model.device), max_new_tokens=24, do_sample=False, repetition_penalty=1.0
-    )
-    ids: list[list[int]] = output[:, batch["input_ids"].size(1) :].tolist()
-    return ids
-
 
 @pytest.fixture(scope="module")
 def tied_qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -330,25 +293,6 @@ def tied_qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
     return folder
-
-
-def test_fresh_process_without_peft_gives_the_same_greedy_outputs(
-    tmp_path: Path, tied_qwen: Path
-) -> None:
-    torch.manual_seed(2)
-    config = LoraConfig(
-        r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM"
-    )
-    trained = get_peft_model(load(tied_qwen), config)
-    trained.save_pretrained(str(tmp_path / "adapter"))
-    tokenizer = load_tokenizer(str(tied_qwen))
-    texts = ["Ana has 12 shells", "Tom gives away 3 of his 20 shells. How many are left?"]
-    expected = greedy(trained.eval(), tokenizer, texts)
-
-    merged = merge_adapter(load(tied_qwen), tmp_path / "adapter")
-    save_merged(merged, tokenizer, tmp_path / "merged")
-    assert in_plain_transformers(tmp_path / "merged", texts) == expected
-    assert expected != greedy(load(tied_qwen).eval(), tokenizer, texts)
 
 
 def test_tied_embeddings_pad_token_and_vocabulary_are_untouched(

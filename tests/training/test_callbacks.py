@@ -58,25 +58,10 @@ def test_a_step_in_one_line() -> None:
     )
 
 
-def test_a_step_without_signal_in_one_line() -> None:
-    logs = {name: value for name, value in LOGS.items() if name != "entropy"}
-    line = step_line(3, 60, logs | {"frac_reward_zero_std": 1.0, "trained_completions": 0.0})
-    assert "no signal 100%  trained 0  " in line
-    assert "entropy" not in line
-
-
 def test_a_step_on_old_completions_in_one_line() -> None:
     logs = {"loss": 0.1, "entropy": 0.5, "kl": 0.0123, "trained_completions": 8.0}
     line = "step 2/4  same completions again  trained 8  entropy 0.50  kl 0.0123"
     assert step_line(2, 4, logs) == line
-
-
-def test_a_reward_that_judged_nothing() -> None:
-    assert step_line(1, 1, {"reward": None}) == "step 1/1  reward    n/a"
-
-
-def test_seconds_of_the_stock_trainer() -> None:
-    assert step_line(1, 1, {"reward": 1.0, "step_time": 9.0}).endswith("  s 9.0")
 
 
 # -- what a model wrote, on one line --------------------------------------------------------------
@@ -201,27 +186,6 @@ def test_without_a_terminal_all_is_plain_lines(tmp_path: Path) -> None:
     assert best.endswith("<answer>18</answer> number 2")
     assert middle.startswith("  sample  advantage +0.50  ")
     assert worst.startswith("  sample  advantage -2.00  strict_format -1.00  ")
-
-
-@pytest.mark.parametrize(("count", "shown"), [(0, []), (1, ["+2.00"]), (2, ["+2.00", "-2.00"])])
-def test_number_of_samples(count: int, shown: list[str], tmp_path: Path) -> None:
-    printed = played(tmp_path, terminal=False, count=count, steps=2)
-    assert re.findall(r"advantage (\S+)", printed) == shown
-
-
-def test_all_samples_and_a_missing_score(tmp_path: Path) -> None:
-    printed = played(tmp_path, terminal=False, count=None, steps=2)
-    assert printed.count("  sample  ") == 6
-    assert "advantage +0.00  strict_format n/a  unit km" in printed
-
-
-def test_without_completion_files_there_are_no_samples(tmp_path: Path) -> None:
-    log = ConsoleLog(console := Terminal(file=io.StringIO()), samples_every=1)
-    args: Any = SimpleNamespace(output_dir=str(tmp_path), num_completions_to_print=3)
-    state: Any = SimpleNamespace(global_step=1, max_steps=1, is_world_process_zero=True)
-    log.on_log(args, state, None, LOGS)  # type: ignore[arg-type]
-    log.on_train_end(args, state, None)  # type: ignore[arg-type]
-    assert console.file.getvalue().count("\n") == 1  # type: ignore[attr-defined]
 
 
 def test_other_processes_print_nothing(tmp_path: Path) -> None:
