@@ -35,7 +35,11 @@ def main() -> None:
         check_adapter(settings.adapter, settings.model.model_name_or_path)
     export = begin_export(settings)
 
-    tokenizer = load_tokenizer(settings.model.model_name_or_path, settings.trust_remote_code)
+    tokenizer = load_tokenizer(
+        settings.model.model_name_or_path,
+        settings.trust_remote_code,
+        settings.chat_template_kwargs,
+    )
     problems = {}
     for name in settings.prompt_formats:
         data = settings.in_format(name).data

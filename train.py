@@ -44,11 +44,13 @@ def main() -> None:
 
     fix_prompt_date(Path(args.output_dir) if run.resume else None)
     # Bad input is found before the run directory is made.
-    tokenizer = load_tokenizer(model_args.model_name_or_path, args.trust_remote_code)
+    tokenizer = load_tokenizer(
+        model_args.model_name_or_path, args.trust_remote_code, args.chat_template_kwargs
+    )
     datasets = load_train_and_validation(run, tokenizer, args.seed)
     columns = datasets[0].column_names
     rewards = load_rewards(run.rewards, columns, run.reward_timeout, run.reward_workers)
-    policy = try_settings(run, args, model_args, datasets[0], tokenizer)
+    policy = try_settings(run, args, model_args, tokenizer)
     gflops = choose_number_format(run, args, model_args, policy)
     print_plan(console, run, args, model_args, datasets[0], tokenizer, policy, gflops)
     if run.dry_run:

@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
     quiet_libraries()
     console = Terminal()
     check_adapter(adapter, base_name)
-    tokenizer = load_tokenizer(base_name, settings.trust_remote_code)
+    tokenizer = load_tokenizer(base_name, settings.trust_remote_code, settings.chat_template_kwargs)
     tokenizer.model_max_length = sys.maxsize  # `_ask` checks it, and tells more
     settings = fit_precision(settings)
     model = load_adapter(load_untrained(settings), adapter)

@@ -39,7 +39,7 @@ OF_DATA = (
     "max_train_examples", "num_validation_examples", "max_prompt_tokens", "prompt_format",
     "prompt_formats", "system_prompt", "worked_examples",
 )  # fmt: skip
-OF_TRAINING = ("max_completion_length", "seed")
+OF_TRAINING = ("max_completion_length", "seed", "chat_template_kwargs")
 
 
 @dataclass
@@ -127,6 +127,7 @@ class EvaluationSettings:
     top_p: float
     resume: bool
     trust_remote_code: bool
+    chat_template_kwargs: dict[str, Any]
     training_seed: int | None
     export: ExportArguments
 
@@ -258,6 +259,7 @@ def resolve_evaluation(args: EvaluationArguments, export: ExportArguments) -> Ev
         top_p=args.top_p,
         resume=args.resume,
         trust_remote_code=args.trust_remote_code,
+        chat_template_kwargs=saved.get("chat_template_kwargs") or {},
         training_seed=saved.get("seed"),
         export=export,
     )

@@ -410,13 +410,8 @@ def prompt_token_ids(
     return ids
 
 
-def render_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options: Any) -> str:
+def render_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
     """Render one prompt as the model will see it, special tokens included.
-
-    Args:
-        prompt: chat messages, or plain text.
-        tokenizer: of the model.
-        options: further variables of the chat template.
 
     Raises:
         InputError: if the chat template refuses the messages.
@@ -424,6 +419,7 @@ def render_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, **options:
     if isinstance(prompt, str):
         opening: str = tokenizer.decode(tokenizer("")["input_ids"])
         return opening + prompt
+    options = getattr(tokenizer, "chat_template_kwargs", {})  # as `load_tokenizer` was given them
     try:
         text: str = tokenizer.apply_chat_template(
             prompt, tokenize=False, add_generation_prompt=True, **options

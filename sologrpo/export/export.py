@@ -163,7 +163,11 @@ def _load_problems(settings: EvaluationSettings) -> Dataset:
 
     The test split is read by `evaluate.py` alone.
     """
-    tokenizer = load_tokenizer(str(settings.model.model_name_or_path), settings.trust_remote_code)
+    tokenizer = load_tokenizer(
+        str(settings.model.model_name_or_path),
+        settings.trust_remote_code,
+        settings.chat_template_kwargs,
+    )
     # The seed of the training decides which rows were held out.
     seed = settings.training_seed
     train, validation = load_train_and_validation(

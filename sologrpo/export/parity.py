@@ -180,7 +180,9 @@ class ParityCheck:
         self._problems = problems
         self._console = console
         name = str(settings.model.model_name_or_path)
-        self._tokenizer = load_tokenizer(name, settings.trust_remote_code)
+        self._tokenizer = load_tokenizer(
+            name, settings.trust_remote_code, settings.chat_template_kwargs
+        )
         self._stops = StopStrings(self._tokenizer, stop_strings(problems))
         release_unused()
         self._answers = self._answer_and_score(models)
@@ -264,6 +266,7 @@ class ParityCheck:
         settings, answers = self._settings, self._answers
         trust = settings.trust_remote_code
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+        tokenizer.chat_template_kwargs = self._settings.chat_template_kwargs
         prompts = prompt_token_ids(self._problems["prompt"][: len(answers)], tokenizer)
         if prompts != [answer.prompt for answer in answers]:
             raise InputError(

@@ -4,6 +4,7 @@ import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from transformers import logging as transformers_logging
 from trl import ModelConfig, get_quantization_config
 
 from sologrpo.device import default_dtype, describe_device, one_device
-from sologrpo.errors import LIBRARY_ERRORS, InputError
+from sologrpo.errors import LIBRARY_ERRORS, InputError, refusing
 from sologrpo.files import ADAPTER_CONFIG
 from sologrpo.hub import check_hub, why_not_found
 from sologrpo.model.memory import is_out_of_memory
@@ -50,15 +51,21 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    name_or_path: str,
+    trust_remote_code: bool = False,
+    chat_template_kwargs: dict[str, Any] | None = None,
+) -> PreTrainedTokenizerBase:
     """Load the tokenizer, padding on the left, with a pad token that does not end a text.
 
     Args:
         name_or_path: a model on the hub, or a local folder.
         trust_remote_code: run code of the model's repository.
+        chat_template_kwargs: variables of the chat template, which every prompt is rendered with.
 
     Raises:
-        InputError: if the model does not exist, or its tokenizer has no end-of-text token.
+        InputError: if the model does not exist, its tokenizer has no end-of-text token, or a
+            variable is an argument of the rendering, or one that the template cannot use.
     """
     if name_or_path == QUICKSTART_MODEL and not Path(name_or_path).is_dir():
         raise InputError(
@@ -79,7 +86,21 @@ def load_tokenizer(name_or_path: str, trust_remote_code: bool = False) -> PreTra
         )
     if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
         tokenizer.pad_token = _spare_token(tokenizer)
+    _check_template_kwargs(tokenizer, chat_template_kwargs or {})
+    tokenizer.chat_template_kwargs = chat_template_kwargs or {}
     return tokenizer
+
+
+def _check_template_kwargs(
+    tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any]
+) -> None:
+    taken = signature(tokenizer.apply_chat_template).parameters.keys() & template_kwargs.keys()
+    if taken:
+        raise InputError(f"chat_template_kwargs: {', '.join(sorted(taken))} cannot be set")
+    if template_kwargs and tokenizer.chat_template:
+        greeting = [{"role": "user", "content": "Hello"}]
+        with refusing("chat_template_kwargs"):
+            tokenizer.apply_chat_template(greeting, tokenize=False, **template_kwargs)
 
 
 # Reserved tokens that model families ship and never use in text. With one of them as padding, the

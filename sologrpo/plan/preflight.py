@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from datasets import Dataset
 from peft import PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from torch.utils.checkpoint import checkpoint
@@ -38,7 +37,6 @@ from trl import ModelConfig, get_peft_config
 
 from rewards import name_of_spec
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
-from sologrpo.data.dataset import render_prompt
 from sologrpo.device import one_device
 from sologrpo.errors import LIBRARY_ERRORS, InputError, refusing
 from sologrpo.evaluation.evaluate import VALIDATION_SCORES
@@ -58,7 +56,6 @@ def try_settings(
     run: RunArguments,
     args: SoloGRPOConfig,
     model_args: ModelConfig,
-    dataset: Dataset,
     tokenizer: PreTrainedTokenizerBase,
 ) -> PeftModel:
     """Use every setting once that the libraries would otherwise refuse late.
@@ -67,7 +64,6 @@ def try_settings(
         run: prompt format and rewards.
         args: of the trainer.
         model_args: model and adapter.
-        dataset: rows with their `prompt`.
         tokenizer: of the model.
 
     Returns:
@@ -81,7 +77,6 @@ def try_settings(
     swaps_adapters = args.use_vllm and run.trainer == "solo"
     if swaps_adapters:
         check_swappable(policy, bool(model_args.load_in_8bit))
-    _try_chat_template(args, dataset[0]["prompt"], tokenizer)
     _try_optimizer(args, policy)
     _try_loading(args)
     _try_generation(args, tokenizer)
@@ -283,19 +278,6 @@ def _try_generation(args: SoloGRPOConfig, tokenizer: PreTrainedTokenizerBase) ->
         sampled = model.generate(ids, attention_mask=ids + 1, generation_config=config)
         if not isinstance(sampled, torch.Tensor) or len(sampled) != len(ids):
             raise ValueError("generation_kwargs change the number or the form of the completions")
-
-
-def _try_chat_template(
-    args: SoloGRPOConfig, prompt: Any, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    options = args.chat_template_kwargs or {}
-    taken = signature(tokenizer.apply_chat_template).parameters.keys() & options.keys()
-    if taken:
-        raise InputError(f"chat_template_kwargs: {', '.join(sorted(taken))} cannot be set")
-    if isinstance(prompt, str):
-        return
-    with refusing("chat_template_kwargs"):
-        render_prompt(prompt, tokenizer, **options)
 
 
 def _check_best_metric(run: RunArguments, args: SoloGRPOConfig) -> None:

@@ -164,7 +164,9 @@ def open_run_directory(
     prepare_trackers(args, console)
     make_folder(directory)
     for name in (ADAPTER, COMPLETIONS, METRICS, WARNINGS):
-        inside(directory, name)
+        path = inside(directory, name)
+        if path.suffix and path.exists() and not path.is_file():  # a pipe would wait for a reader
+            raise InputError(f"{path} is not a file: remove it, or give another --output_dir")
     lock = lock_folder(directory, "trains") if args.process_index == 0 else None
     if run.resume and args.process_index == 0:
         step = -1 if checkpoint is None else step_of(checkpoint)

@@ -142,6 +142,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             replaced(grpo_trainer, "VLLMGeneration", build_vllm),
         ):
             super().__init__(model, reward_funcs, config, *others, **named)
+        self._tokenizer.chat_template_kwargs = self.chat_template_kwargs  # for validation
         swaps = isinstance(getattr(self, "vllm_generation", None), HotSwappedVllm)
         if swaps and config.vllm_tensor_parallel_size == 1:
             # As at 1101: vLLM has set its own seed, which processes need that share an engine.

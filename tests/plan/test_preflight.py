@@ -12,7 +12,6 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from sologrpo.config.parsing import parse_config
 from sologrpo.console import Terminal
-from sologrpo.data.dataset import build_prompts
 from sologrpo.errors import InputError
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.plan.preflight import try_settings
@@ -32,9 +31,8 @@ def in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def attempt(model: Path, *arguments: str, recipe: str = "quickstart") -> None:
     named = ["--config", recipe, "--model_name_or_path", str(model), *SMALL, *arguments]
     run, args, model_args = parse_config(named)
-    tokenizer = load_tokenizer(str(model))
-    prompts = build_prompts(Dataset.from_list(rows(1)), run, tokenizer)
-    try_settings(run, args, model_args, prompts, tokenizer)
+    tokenizer = load_tokenizer(str(model), chat_template_kwargs=args.chat_template_kwargs)
+    try_settings(run, args, model_args, tokenizer)
 
 
 def refusal(model: Path, *arguments: str) -> str:

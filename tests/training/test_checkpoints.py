@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -329,3 +330,13 @@ def test_settings_that_a_checkpoint_would_override_are_refused(
     args.output_dir, args.weight_decay = str(run), 0.5
     with pytest.raises(InputError, match=r"the run was started with weight_decay 0\.0"):
         open_run_directory(replace(saved[1][0], resume=True), args, *saved[1][2:])
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "warnings.jsonl"])
+def test_a_log_that_is_a_named_pipe_is_refused(
+    run: Path, reopen: Callable[..., OpenedRun], name: str
+) -> None:
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    with pytest.raises(InputError, match=f"{name} is not a file"):
+        reopen()
