@@ -230,6 +230,7 @@ def test_any_value_on_the_command_line_is_taken_or_refused_in_one_line(
         ("--output_dir=", "output_dir: ''; expected a name"),
         ("--lr_scheduler_kwargs junk", "key: value pairs"),
         ("--resume perhaps", "resume"),
+        ("--resume=--", "'--' is not a value"),
         ("--report_to nothing", "report_to: nothing is not supported"),
         ("--report_to comet_ml", "pip install comet-ml"),  # not among the packages of the tests
         ("--rewards", "expected at least one argument"),
