@@ -54,12 +54,7 @@ def print_plan(
     A dry run also prints the origin of each setting, and one rendered prompt.
 
     Args:
-        console: to print on.
-        run: data and rewards.
-        args: of the trainer.
-        model: to train.
         train_dataset: rows with their `prompt`.
-        tokenizer: of the model.
         policy: without weights, of `try_settings`.
         gflops: rates by dtype, of `choose_number_format`.
 
