@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
+from rewards.text import escaped
 from sologrpo.errors import InputError, one_line_errors
 from sologrpo.files import BUNDLED, RUN_CONFIG, find_config, recipes
 from sologrpo.startup import end_imports, start_process
@@ -185,8 +186,6 @@ def _copy_recipe(parser: _Parser, recipe: Path, to: Path) -> None:
     if not target.parent.is_dir():
         parser.error(f"there is no folder {target.parent}: make it, or name another")
     shutil.copyfile(recipe, target)
-    from rewards.errors import escaped  # after `--help`, which should be fast
-
     print(escaped(f"{target}\nnext: sologrpo train --config {target}"))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.segment import Segment
 
-from rewards.errors import escaped
 from rewards.redact import redact_text
+from rewards.text import escaped
 from sologrpo.startup import drop_output
 
 

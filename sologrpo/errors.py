@@ -13,8 +13,8 @@ from typing import ParamSpec
 from safetensors import SafetensorError
 
 from rewards import RewardError, RewardSpecError
-from rewards.errors import escaped
 from rewards.redact import redact_text
+from rewards.text import escaped, one_line
 from sologrpo.startup import STOPPED, drop_output, has_reader, stopped_by
 
 # A full disk raises an OSError with one of these numbers in Python, and another error with such a
@@ -64,7 +64,7 @@ def refusing(
     except (InputError, RewardSpecError):
         raise
     except errors as error:
-        line = " ".join(str(error).split()) or type(error).__name__
+        line = one_line(str(error)) or type(error).__name__
         raise InputError(f"{what}: {line}" if what else line) from error
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from huggingface_hub import constants, errors, get_session, is_offline_mode
 from huggingface_hub.utils._validators import validate_repo_id
 
+from rewards.text import one_line, shortened
 from sologrpo.errors import InputError, first_line
 from sologrpo.schema import looked_in, read_json
 
@@ -115,4 +116,4 @@ def explain_failure(error: Exception, repository: str) -> str:
         return f"the Hub answers {status} for {repository}: {first_line(cause)}"
     if isinstance(cause, HTTPError | ConnectionError | TimeoutError):
         return f"the connection to {constants.ENDPOINT} broke off ({type(cause).__name__})"
-    return f"the upload to {repository} failed: {' '.join(str(cause).split())[:200]}"
+    return f"the upload to {repository} failed: {shortened(one_line(str(cause)), 200)}"

@@ -19,6 +19,7 @@ from typing import Literal
 import psutil
 from packaging.requirements import Requirement
 
+from rewards.text import one_line, shortened
 from sologrpo.command_line import Parser
 from sologrpo.console import Terminal, gibibytes, print_line, quiet_libraries
 from sologrpo.errors import one_line_errors
@@ -158,8 +159,8 @@ def examine(check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        return Finding("error", f"{type(error).__name__}: {reason}"[:300], REINSTALL)
+        reason = one_line(f"{type(error).__name__}: {error}")
+        return Finding("error", shortened(reason, 300), REINSTALL)
 
 
 @one_line_errors

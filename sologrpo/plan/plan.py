@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
 
 from rewards.redact import redact
+from rewards.text import shortened
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import COMMAND_LINE, PROJECT
 from sologrpo.config.schedule import (
@@ -53,12 +54,7 @@ def print_plan(
     A dry run also prints the origin of each setting, and one rendered prompt.
 
     Args:
-        console: to print on.
-        run: data and rewards.
-        args: of the trainer.
-        model: to train.
         train_dataset: rows with their `prompt`.
-        tokenizer: of the model.
         policy: without weights, of `try_settings`.
         gflops: rates by dtype, of `choose_number_format`.
 
@@ -226,7 +222,7 @@ def _setting_lines(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) 
     found = [item for item in run.origins.items() if item[0] in values]
     width = max(len(key) for key, _ in found)
     lines = [
-        f"{key:<{width}}  {_short(str(values[key]), 40):<40}  {origin}"
+        f"{key:<{width}}  {shortened(str(values[key]), 40):<40}  {origin}"
         for key, origin in sorted(found, key=_by_precedence)
     ]
     lines.append("all else is TRL's default; config.yaml in the run directory lists it")
@@ -236,7 +232,3 @@ def _setting_lines(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) 
 def _by_precedence(setting: tuple[str, str]) -> tuple[bool, bool, str]:
     key, origin = setting
     return origin == PROJECT, origin != COMMAND_LINE, key
-
-
-def _short(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 3]}..."

@@ -181,6 +181,7 @@ def test_the_scales_of_rewards_are_those_of_trl() -> None:
         ("--output_dir=", "output_dir: ''; expected a name"),
         ("--lr_scheduler_kwargs junk", "key: value pairs"),
         ("--resume perhaps", "resume"),
+        ("--resume=--", "'--' is not a value"),
         ("--report_to nothing", "report_to: nothing is not supported"),
         ("--report_to comet_ml", "pip install comet-ml"),  # not among the packages of the tests
         ("--rewards", "expected at least one argument"),
