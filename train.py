@@ -21,7 +21,7 @@ from sologrpo.environment import fix_prompt_date
 from sologrpo.errors import one_line_errors
 from sologrpo.export import PushToHub, save_adapter
 from sologrpo.model import load_base_model, load_tokenizer
-from sologrpo.plan import choose_number_format, choose_recipe, print_plan, try_settings
+from sologrpo.plan import choose_number_format, print_plan, try_settings
 from sologrpo.report import write_report
 from sologrpo.startup import end_imports
 from sologrpo.training import (
@@ -39,7 +39,6 @@ def main() -> None:
     """Run the stages of training."""
     end_imports()
     quiet_libraries()
-    choose_recipe()
     run, args, model_args = settings = parse_config()
     console = Terminal(quiet=args.process_index != 0)
 

@@ -2,7 +2,9 @@
 
 import traceback
 
+from rewards import text as texts
 from rewards.redact import redact_text
+from rewards.text import escaped as escaped
 
 MAX_LINE_CHARS = 400
 
@@ -31,15 +33,5 @@ def one_line(problem: BaseException | str) -> str:
     'ValueError: two lines'
     """
     lines = [problem] if isinstance(problem, str) else traceback.format_exception_only(problem)
-    text = redact_text(" ".join("".join(lines).split()))
-    text = text if len(text) <= MAX_LINE_CHARS else f"{text[:MAX_LINE_CHARS]}..."
-    return escaped(text)
-
-
-def escaped(text: str) -> str:
-    """Escape what a terminal would act on, other than line breaks.
-
-    >>> escaped("red: \\x1b[31m")
-    'red: \\\\x1b[31m'
-    """
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    text = redact_text(texts.one_line("".join(lines)))
+    return escaped(texts.shortened(text, MAX_LINE_CHARS))

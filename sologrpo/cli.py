@@ -5,6 +5,7 @@ imported when it is called, so that `sologrpo --help` is fast.
 """
 
 import argparse
+import os
 import re
 import runpy
 import shutil
@@ -15,12 +16,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
-from sologrpo.errors import one_line_errors
-from sologrpo.files import BUNDLED, recipes
-from sologrpo.forgiving import understand
+from rewards.text import escaped
+from sologrpo.errors import InputError, one_line_errors
+from sologrpo.files import BUNDLED, RUN_CONFIG, find_config, recipes
 from sologrpo.startup import end_imports, start_process
 
 Command = Callable[[Sequence[str]], None]
+# What a first argument without a flag is.
+FIRST = {"train": "--config", "evaluate": "--run", "chat": "--run", "export": "--run"}
 
 
 @one_line_errors
@@ -64,10 +67,43 @@ def _show_help(command: str, arguments: Sequence[str]) -> None:
 
 
 def _understand(command: str, given: Sequence[str]) -> list[str]:
-    """Correct the arguments, also those of the process: commands read a setting's origin there."""
+    """Correct the arguments, also those of the process, which scripts and W&B read."""
     sys.argv = [f"sologrpo {command}", *given]
     sys.argv[1:] = understand(command, given)
     return sys.argv[1:]
+
+
+def understand(command: str, given: Sequence[str]) -> list[str]:
+    """Write a command line with a forgotten flag in the form that its parser expects.
+
+    Raises:
+        InputError: if the config or run that it names does not exist; no library is loaded by then.
+
+    >>> understand("train", ["quickstart", "--seed", "3"])
+    ['--config', 'quickstart', '--seed', '3']
+    """
+    if command == "report":
+        return [word for word in given if word != "--run"]
+    if command not in FIRST:
+        return list(given)
+    if {"-h", "--help"} & set(given):
+        return ["--help"]
+    is_bare = bool(given) and not given[0].startswith("-")
+    flag = FIRST[command]
+    words = [flag, *given] if is_bare else list(given)
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, joined, value = word.partition("=")
+        if name == flag:
+            (find_config if command == "train" else _check_run)(value if joined else following)
+    return words
+
+
+def _check_run(value: str) -> Path:
+    if not value or not os.path.isdir(value):
+        near = Path("runs", value)
+        hint = f"did you mean {near}?" if (near / RUN_CONFIG).is_file() else "give --run runs/NAME"
+        raise InputError(f"no run directory {value!r} in {os.getcwd()}: {hint}")
+    return Path(value)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -100,7 +136,9 @@ def _script(name: str) -> Command:
     """Return a command that runs a script of the project."""
 
     def run(_: Sequence[str]) -> None:
-        sys.exit(runpy.run_path(str(BUNDLED / name))["main"]())  # they call `end_imports`
+        script = runpy.run_path(str(BUNDLED / name))
+        end_imports()
+        sys.exit(script["main"]())
 
     return run
 
@@ -148,8 +186,6 @@ def _copy_recipe(parser: _Parser, recipe: Path, to: Path) -> None:
     if not target.parent.is_dir():
         parser.error(f"there is no folder {target.parent}: make it, or name another")
     shutil.copyfile(recipe, target)
-    from rewards.errors import escaped  # after `--help`, which should be fast
-
     print(escaped(f"{target}\nnext: sologrpo train --config {target}"))
 
 

@@ -1,6 +1,7 @@
 """Parse command lines; every mistake is one line that names the option and what to write."""
 
 import difflib
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,28 +55,8 @@ class Parser(HfArgumentParser):  # type: ignore[misc]
     ) -> tuple[Namespace, list[str]]:
         """Parse as argparse does, once the names are known. All other methods call this one."""
         args = list(sys.argv[1:] if args is None else args)
+        if empty := [arg for arg in args if re.fullmatch("--[^=]+=--", arg)]:  # argparse drops it
+            raise InputError(f"{empty[0]}: '--' is not a value")
         self.check_keys(arg[2:].partition("=")[0] for arg in args if arg.startswith("--"))
         parsed: tuple[Namespace, list[str]] = super().parse_known_args(args, namespace)
         return parsed
-
-    def parse(self, argv: Sequence[str]) -> tuple[Any, ...]:
-        """Parse a command line into one instance per dataclass.
-
-        Args:
-            argv: without the command's name.
-
-        Raises:
-            InputError: for an unknown option, a value that an option does not take, or a value
-                without an option.
-
-        >>> from dataclasses import make_dataclass
-        >>> Parser(make_dataclass("Settings", [("limit", int)])).parse(["--limit", "5"])
-        (Settings(limit=5),)
-        """
-        # Without a file of arguments next to the script: settings have one place.
-        *parsed, rest = self.parse_args_into_dataclasses(
-            args=list(argv), look_for_args_file=False, return_remaining_strings=True
-        )
-        if rest:
-            raise InputError(f"unexpected {rest[0]!r}: write an option before it, with two dashes")
-        return tuple(parsed)

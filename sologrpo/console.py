@@ -10,8 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.segment import Segment
 
-from rewards.errors import escaped
 from rewards.redact import redact_text
+from rewards.text import escaped
+from sologrpo.startup import drop_output
 
 
 class Terminal(Console):
@@ -23,6 +24,10 @@ class Terminal(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def on_broken_pipe(self) -> None:
+        """Work on without the output."""
+        drop_output()
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         return super()._render_buffer(

@@ -85,11 +85,17 @@ def faster_dtype(gflops: dict[str, int]) -> str:
     return "bfloat16" if is_faster else "float32"
 
 
+def gpu_gibibytes() -> float:
+    """Return the memory of the GPU; 0 without one."""
+    if not torch.cuda.is_available():
+        return 0.0
+    return float(torch.cuda.get_device_properties(0).total_memory / 2**30)
+
+
 def describe_device() -> str:
     """Name the device in one line."""
     if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+        return f"{torch.cuda.get_device_properties(0).name}, {gpu_gibibytes():.0f} GiB"
     return f"CPU, {torch.get_num_threads()} threads"
 
 

@@ -13,9 +13,9 @@ from typing import ParamSpec
 from safetensors import SafetensorError
 
 from rewards import RewardError, RewardSpecError
-from rewards.errors import escaped
 from rewards.redact import redact_text
-from sologrpo.startup import STOPPED, stopped_by
+from rewards.text import escaped, one_line
+from sologrpo.startup import STOPPED, drop_output, has_reader, stopped_by
 
 # A full disk raises an OSError with one of these numbers in Python, and another error with such a
 # text in safetensors and torch.save.
@@ -40,11 +40,12 @@ class _Reported(SystemExit):
     """An exit whose line is printed."""
 
 
-# Libraries raise these for a setting or a file that is not what they expect: a config file with a
-# list instead of a mapping, weights that end too early, a package that is not installed.
+# Libraries raise these for a setting that they do not take, or a package that is not installed.
+SETTING_ERRORS = (ValueError, TypeError, OSError, ImportError, RuntimeError, re.error)
+# And these, where no code of ours runs, for a damaged file or a free dictionary: a config file with
+# a list instead of a mapping, weights that end too early.
 LIBRARY_ERRORS = (
-    ValueError, TypeError, ArithmeticError, LookupError, AttributeError, OSError, ImportError,
-    RuntimeError, AssertionError, re.error, SafetensorError,
+    *SETTING_ERRORS, ArithmeticError, LookupError, AttributeError, AssertionError, SafetensorError,
 )  # fmt: skip
 
 
@@ -63,7 +64,7 @@ def refusing(
     except (InputError, RewardSpecError):
         raise
     except errors as error:
-        line = " ".join(str(error).split()) or type(error).__name__
+        line = one_line(str(error)) or type(error).__name__
         raise InputError(f"{what}: {line}" if what else line) from error
 
 
@@ -124,6 +125,9 @@ def one_line_errors(main: Callable[P, None]) -> Callable[P, None]:
             main(*args, **kwargs)
             sys.stdout.flush()
         except BaseException as error:
+            if isinstance(error, BrokenPipeError) and not has_reader():
+                drop_output()
+                raise _Reported from error
             code, line = _ending(error)
             if code == 0 or _wants_traceback():
                 raise
@@ -145,10 +149,11 @@ def _ending(error: BaseException) -> tuple[int, str]:
     """Return the exit code and the line for an error; 0 for a defect, and for other exits."""
     if isinstance(error, _Reported):
         return 0, ""
-    if (number := stopped_by()) is not None:
-        return 128 + number, ""
-    if isinstance(error, KeyboardInterrupt) or getattr(error, "code", None) == 130:
-        return 130, STOPPED[signal.SIGINT]
+    if isinstance(error, SystemExit):
+        return (130, STOPPED[signal.SIGINT]) if error.code == 130 else (0, "")
+    if isinstance(error, KeyboardInterrupt) or stopped_by() is not None:
+        number = stopped_by() or signal.SIGINT
+        return 128 + number, STOPPED[number]
     if isinstance(error, InputError | RewardSpecError):
         return 2, str(error)
     if isinstance(error, RewardError | RunError):

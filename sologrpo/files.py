@@ -60,6 +60,22 @@ def find_config(name: str) -> Path:
     )
 
 
+def describe_recipes(gibibytes: float) -> str:
+    """Name the recipes for a GPU of this size, 0 for none, and what the others need.
+
+    A card has less than its name says: an L4 of 24 GB has 22 GiB.
+    """
+    needed: dict[int, list[str]] = {}
+    for name, path in recipes().items():
+        found = re.search(r"^# GPU: +(\d+) GB", path.read_text(encoding="utf-8"), re.MULTILINE)
+        needed.setdefault(int(found[1]) if found else 0, []).append(name)
+    fitting = [name for size in needed if 0.9 * size <= gibibytes for name in needed[size]]
+    larger = [
+        f"{size} GB: {', '.join(needed[size])}" for size in sorted(needed) if 0.9 * size > gibibytes
+    ]
+    return "; on a GPU of ".join([f"here fit {', '.join(fitting)}", *larger])
+
+
 def check_name(name: str, what: str) -> str:
     """Check that a text can be the name of a file or folder, and return it.
 

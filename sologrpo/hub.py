@@ -1,18 +1,24 @@
-"""Names on the Hub: without a network they are looked up in the local cache, at once."""
+"""The Hub: without a network names are looked up in the local cache; failures are one line."""
 
 import os
 import sys
 from functools import cache
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
+from huggingface_hub import constants, errors, get_session, is_offline_mode
+from huggingface_hub.utils._validators import validate_repo_id
+
+from rewards.text import one_line, shortened
 from sologrpo.errors import InputError, first_line
 from sologrpo.schema import looked_in, read_json
 
-# Seconds that the Hub gets to answer once. A satellite link takes three for a name, a connection
-# and an answer. HF_HUB_ETAG_TIMEOUT sets another limit. Downloads have their own.
-ANSWER_TIME = 5.0
+# The base of the failures of whichever HTTP package the client is built on.
+HTTPError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
+NEW_TOKEN = (
+    "create one with write permission at https://huggingface.co/settings/tokens, then run "
+    "`hf auth login` or set HF_TOKEN"
+)
 
 
 def check_hub(name: str) -> None:
@@ -40,12 +46,9 @@ def is_hub_name(name: str) -> bool:
     >>> is_hub_name("Qwen/Qwen3-8B"), is_hub_name("./model"), is_hub_name("runs/x/merged")
     (True, False, False)
     """
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils._validators import validate_repo_id
-
     try:
         validate_repo_id(name)
-    except HFValidationError:
+    except errors.HFValidationError:
         return False
     return True
 
@@ -53,31 +56,19 @@ def is_hub_name(name: str) -> bool:
 @cache
 def unreachable() -> str:
     """Return why the Hub cannot be reached, and work offline from then on; "" if it answers."""
-    from huggingface_hub import constants, get_session, is_offline_mode
-
     if is_offline_mode():
         return "HF_HUB_OFFLINE is set"
-    limit = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or ANSWER_TIME)
-    problems = [f"no answer within {limit:g} s, HF_HUB_ETAG_TIMEOUT sets another limit"]
-
-    def ask() -> None:
-        try:
-            get_session().head(constants.ENDPOINT, timeout=limit)
-        except Exception as error:  # of the HTTP client, which differs between versions
-            problems[0] = first_line(error)
-        else:
-            problems.clear()
-
-    thread = Thread(target=ask, daemon=True)  # no time limit of the client covers the name server
-    thread.start()
-    thread.join(limit)
-    if not problems:
+    try:
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except Exception as error:  # of the HTTP client, which differs between versions
+        problem = first_line(error)
+    else:
         return ""
     constants.HF_HUB_OFFLINE = True  # read at every request
     if (datasets := sys.modules.get("datasets")) is not None:
         datasets.config.HF_HUB_OFFLINE = True
     os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries imported later, and other processes
-    return f"{constants.ENDPOINT} cannot be reached ({problems[0]})"
+    return f"{constants.ENDPOINT} cannot be reached ({problem})"
 
 
 def why_not_found(name: str, error: BaseException) -> str:
@@ -107,3 +98,22 @@ def _reason(error: BaseException) -> str:
         kind = type(error).__name__
         return f"its files are not those of a model that transformers can read ({kind})"
     return first_line(error)
+
+
+def explain_failure(error: Exception, repository: str) -> str:
+    """Explain in one line why the client of the Hub failed with a repository."""
+    cause = error
+    # The client wraps a failed transfer of a large file in a RuntimeError.
+    if not isinstance(error, HTTPError) and isinstance(error.__cause__, HTTPError):
+        cause = error.__cause__
+    if isinstance(cause, errors.HfHubHTTPError):
+        status = cause.response.status_code
+        if status == 401:
+            return f"the Hub does not accept the token (401): {NEW_TOKEN}"
+        if status == 403:
+            other = f"give another name, or {NEW_TOKEN}"
+            return f"the token may not write to {repository} (403): {other}"
+        return f"the Hub answers {status} for {repository}: {first_line(cause)}"
+    if isinstance(cause, HTTPError | ConnectionError | TimeoutError):
+        return f"the connection to {constants.ENDPOINT} broke off ({type(cause).__name__})"
+    return f"the upload to {repository} failed: {shortened(one_line(str(cause)), 200)}"

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Typ
 from pydantic import ValidationError as Deviation
 
 from rewards.redact import redact
+from rewards.text import one_line, shortened
 from sologrpo.errors import LIBRARY_ERRORS, InputError
 
 T = TypeVar("T")
@@ -131,7 +132,7 @@ def shown(value: Any) -> str:
         text = repr(value)
     except ValueError:  # an integer of over 4,300 digits
         text = f"a {type(value).__name__}"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    return shortened(text, SHOWN)
 
 
 @contextmanager
@@ -245,7 +246,7 @@ def _parsed(load: Callable[[], Any], language: str, where: str | Path) -> Any:
     except RecursionError as error:
         raise InputError(f"{where}: nested too deeply") from error
     except (yaml.YAMLError, *LIBRARY_ERRORS) as error:
-        problem = " ".join(str(error).replace('in "<file>", ', "").split())
+        problem = one_line(str(error).replace('in "<file>", ', ""))
         raise InputError(f"{where} is not valid {language}: {problem}") from error
 
 

@@ -11,14 +11,15 @@ import io
 import logging
 import os
 import re
+import select
 import signal
 import sys
-import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 STOPPED = {signal.SIGINT: "stopped by Ctrl-C", signal.SIGTERM: "stopped by SIGTERM"}
 
@@ -49,8 +50,9 @@ _RESTARTED = "SOLOGRPO_RESTARTED"
 _GPU_FILES = {"cuda": ("/dev/nvidiactl", "/dev/dxg"), "hip": ("/dev/kfd",)}
 _CUDA_MALLOC = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
+_starting = False  # until `end_imports`
+_step_first = False  # within `finishing_step`
 _received: signal.Signals | None = None
-_dropped = False  # Python has dropped the exception of that signal
 
 
 def prepare_allocator() -> None:
@@ -134,23 +136,23 @@ def _has_gpu() -> bool:
 def start_process() -> None:
     """Prepare the process of a command; call it before the libraries are imported.
 
-    The first Ctrl-C or SIGTERM prints one line and unwinds, the second ends the process at once. A
-    signal that the process was started to ignore stays ignored.
+    The first Ctrl-C or SIGTERM unwinds to `errors.one_line_errors`, which prints one line; the
+    second ends the process at once, as the first does while libraries are imported.
     """
+    global _starting
     if signal.getsignal(signal.SIGTERM) is _on_signal:
         return
+    _starting = True
     gc.disable()  # until `end_imports`: a fifth of their time
     for name, text in _NOISE.items():
         logging.getLogger(name).addFilter(partial(_is_news, text))
-    for number in STOPPED:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _on_signal)
-    sys.unraisablehook = _repeat_dropped_signal
+    _set_handlers(_on_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPED)  # blocked by `prepare_allocator`
-    atexit.register(_ignore_signals)  # runs after those registered later
-    os.register_at_fork(after_in_child=_use_default_handlers)
-    if sys.stdout is not None and not sys.stdout.isatty():
-        _tolerate_closed_pipe()
+    atexit.register(_end_process)  # runs after those registered later
+    # A forked child has nothing to save, and its parent waits for it.
+    os.register_at_fork(after_in_child=partial(_set_handlers, signal.SIG_DFL))
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.isatty():
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def end_imports() -> None:
@@ -159,6 +161,8 @@ def end_imports() -> None:
     What they have made by then stays to the end. To look through it again takes time: at the exit
     alone, half a second.
     """
+    global _starting
+    _starting = False
     # Libraries of vLLM (nanobind's) warn of each of their objects that is not collected.
     if "vllm" not in sys.modules:
         gc.freeze()
@@ -169,75 +173,62 @@ def _is_news(noise: str, record: logging.LogRecord) -> bool:
     return noise not in str(record.msg)
 
 
+@contextmanager
+def finishing_step() -> Iterator[None]:
+    """Note Ctrl-C and SIGTERM for `stopped_by` within the block; a second Ctrl-C unwinds."""
+    global _step_first, _received
+    _set_handlers(_on_signal)
+    _step_first = True
+    try:
+        yield
+    finally:
+        _step_first, _received = False, None
+
+
 def stopped_by() -> signal.Signals | None:
-    """Return the signal that stops this process; its line is printed already."""
+    """Return the signal that stops this process."""
     return _received
 
 
-def _on_signal(number: int, frame: FrameType | None) -> None:
-    """Print the line and unwind; leave at once at the start, while libraries are imported.
-
-    A half-imported library may swallow the exception or turn it into another, and nothing has to
-    be cleaned up by then.
-    """
-    global _received, _dropped
-    if _received is None:
-        # Not `print`: the signal may have come in the middle of one.
-        with suppress(OSError):  # stderr is closed
-            os.write(2, f"error: {STOPPED[signal.Signals(number)]}\n".encode())
-    if (_received is not None and not _dropped) or _is_starting(frame):
-        os._exit(128 + number)
-    _received, _dropped = signal.Signals(number), False
-    raise KeyboardInterrupt
+def has_reader() -> bool:
+    """Return whether there is somebody to read the output, if it is a pipe."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return not any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def _repeat_dropped_signal(dropped: "sys.UnraisableHookArgs") -> None:
-    """Send the signal again if its exception was raised in a `__del__`, where it ends nothing."""
-    global _dropped
-    if _received is None or not isinstance(dropped.exc_value, KeyboardInterrupt):
-        sys.__unraisablehook__(dropped)
-        return
-    _dropped = True
-    threading.Timer(0.01, os.kill, (os.getpid(), _received)).start()
+def drop_output() -> None:
+    """Finish the work although nobody reads the output any more, as in `sologrpo report | head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _is_starting(frame: FrameType | None) -> bool:
-    while frame is not None:
-        code = frame.f_code
-        if code is start_process.__code__ or code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _ignore_signals() -> None:
+def _end_process() -> None:
     """Let a process that has done its work exit in peace."""
-    for number in STOPPED:
-        signal.signal(number, signal.SIG_IGN)
+    _set_handlers(signal.SIG_IGN)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output()
 
 
-def _use_default_handlers() -> None:
-    """Let a forked child die of a signal: it has nothing to save, and its parent waits for it."""
+def _set_handlers(handler: Any) -> None:
+    """Set the handler of both signals; one that the process was started to ignore stays ignored."""
     for number in STOPPED:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, handler)
 
 
-class _Pipe(io.FileIO):
-    """A file that takes whatever is written to it, also as a pipe that its reader has left."""
-
-    def write(self, data: "bytes | bytearray | memoryview") -> int:  # type: ignore[override]
-        try:
-            return super().write(data)
-        except BrokenPipeError:
-            return memoryview(data).nbytes
-
-
-def _tolerate_closed_pipe() -> None:
-    """Finish the work although nobody reads the output any more, as in `sologrpo report | head`."""
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(_Pipe(1, "w", closefd=False)),
-        encoding=sys.stdout.encoding,
-        errors="backslashreplace",
-        line_buffering=True,
-    )
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    global _received
+    before, _received = _received, signal.Signals(number)
+    # Not `print`: the signal may have come in the middle of one.
+    if _step_first and not (before and number == signal.SIGINT):
+        os.write(2, f"{_received.name}: this step is finished and saved, then the run stops "
+                    "(Ctrl-C: at once)\n".encode())  # fmt: skip
+        return
+    # A half-imported library may swallow the exception, and nothing has to be cleaned up by then.
+    if _starting or (before and not _step_first):
+        with suppress(OSError):  # stderr is closed
+            os.write(2, f"error: {STOPPED[_received]}\n".encode())
+        os._exit(128 + number)
+    raise KeyboardInterrupt

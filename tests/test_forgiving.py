@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from scripts import command_of, script_environment
+from sologrpo.cli import understand
 from sologrpo.errors import InputError
-from sologrpo.forgiving import understand
 
 
 @pytest.mark.parametrize(

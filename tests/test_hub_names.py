@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import datasets
 import pytest
@@ -22,7 +23,7 @@ def online(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "1")
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
     forget = hub.unreachable.cache_clear
     forget()
     yield
@@ -68,7 +69,7 @@ def test_a_hub_that_answers_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
                 connection.recv(4096)
                 connection.sendall(answer)
 
-        thread = hub.Thread(target=serve, daemon=True)
+        thread = Thread(target=serve, daemon=True)
         thread.start()
         assert hub.unreachable() == ""
         thread.join(5)

@@ -23,7 +23,7 @@ SHORT = (
 )  # fmt: skip
 OUR_LINES = (
     "device", "model", "adapter", "data", "rewards", "batch", "tokens", "memory", "run", "disk",
-    "follow", "warning", "step", "report", "next", "kernels", "sampling:",
+    "follow", "warning", "step", "report", "next",
 )  # fmt: skip
 NF4 = ("--load_in_4bit", "true")
 BF16 = ("--dtype", "bfloat16", "--gradient_checkpointing", "true")
@@ -129,33 +129,6 @@ def test_ctrl_c_at_any_moment_of_the_imports_ends_in_one_line(
     assert ends[0] == stopped
     # 0: it was faster than the first time.
     assert [end for end in ends if end not in (stopped, (0, []))] == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-def test_a_signal_in_a_finalizer_ends_in_one_line(number: signal.Signals) -> None:
-    script = f"""
-import signal, time
-from sologrpo.startup import start_process
-start_process()
-from sologrpo.errors import one_line_errors
-
-class Last:
-    def __del__(self):
-        signal.raise_signal({number.value})
-
-@one_line_errors
-def main():
-    Last()
-    time.sleep(60)
-
-main()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=script_environment(),
-        timeout=50,
-    )  # fmt: skip
-    name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-    assert (done.returncode, done.stderr) == (128 + number, f"error: stopped by {name}\n")
 
 
 def test_ctrl_c_at_any_moment_after_the_imports_ends_in_one_line(

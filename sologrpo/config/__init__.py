@@ -1,6 +1,5 @@
 """Parse settings: flat YAML and command lines, into dataclasses."""
 
-import sologrpo.bitsandbytes_import  # noqa: F401  # first: TRL imports PEFT
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.chat import parse_chat
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation

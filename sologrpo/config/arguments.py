@@ -134,6 +134,10 @@ class RunArguments:
     )
     traceback: bool = HfArg(default=False, help="Show tracebacks of bad input")
 
+    def __post_init__(self) -> None:
+        # Not a field. `parse_config` names the origin of each setting that is not TRL's default.
+        self.origins: dict[str, str] = {}
+
 
 @dataclass
 class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]

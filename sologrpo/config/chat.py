@@ -5,7 +5,12 @@ from dataclasses import dataclass
 
 from transformers.hf_argparser import HfArg
 
-from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
+from sologrpo.config.evaluation import (
+    EvaluationArguments,
+    EvaluationSettings,
+    resolve_evaluation,
+)
+from sologrpo.config.export import ExportArguments
 from sologrpo.config.parsing import RENAMED, CheckedParser
 from sologrpo.errors import InputError
 from sologrpo.prompts import PROMPT_FORMATS
@@ -40,4 +45,5 @@ def parse_chat(argv: Sequence[str]) -> EvaluationSettings:
     (args,) = CheckedParser(ChatArguments, renamed=RENAMED).parse(argv)
     if not args.run:
         raise InputError("give --run runs/NAME")
-    return parse_evaluation(argv)
+    asked = EvaluationArguments(**vars(args))
+    return resolve_evaluation(asked, ExportArguments())

@@ -33,10 +33,9 @@ def between(low: float, high: float) -> FieldInfo:
 
 
 LARGEST = 2**31 - 1  # of most counts in C
-COUNT, SCALE = between(0, LARGEST), between(0, 1e6)  # also of integers and floats without a rule
+COUNT, SCALE = between(0, LARGEST), between(0, 1e6)  # of integers and floats without a rule
 POSITIVE, RATIO = between(1, LARGEST), between(1e-6, 1e6)
-SHARE, PART, BATCH = between(0, 1), between(1e-6, 1), between(1, 2**16)
-SEED, PORT = between(0, 2**32 - 1), between(1, 2**16 - 1)  # of numpy; of TCP
+SHARE, PART, SIZE = between(0, 1), between(1e-6, 1), between(1, 2**20)
 
 
 def text(value: str) -> str:
@@ -87,88 +86,60 @@ def _as_integer(value: Any) -> Any:
 
 
 UNCHECKED: Any = Any  # its reader checks it
-STRATEGY = Annotated[Literal["no", "steps", "epoch"], BeforeValidator(_no_as_text)]
-# What a type hint cannot say, by key: limits of its numbers, `free_text`, or another hint.
+# What a type hint cannot say, by key: limits of its numbers, `free_text`, or another hint. Of TRL's
+# settings those whose wrong value would train, or fail late.
 RULES: dict[str, Any] = {
     # Ours.
     "rewards": UNCHECKED,
     "worked_examples": Annotated[Any, AfterValidator(public)],  # its reader checks the rest
     "system_prompt": free_text,
-    # These may hold a secret.
-    **dict.fromkeys(("hub_token", "vllm_server_base_url"), Annotated[str, AfterValidator(text)]),
     **dict.fromkeys(("max_train_examples", "max_prompt_tokens", "train_token_budget",
                      "sampling_token_budget", "limit", "parity_problems"), POSITIVE),
     "max_kl": RATIO,
+    "advantage_eps": SHARE,
     "reward_workers": between(0, 256),
+    "reward_timeout": COUNT,
     "max_resample_rounds": between(0, 1000),
     "prompt_formats": Annotated[list[Annotated[str, one_of(*PROMPT_FORMATS)]],
                                 BeforeValidator(_split_names), Field(min_length=1)],
-    # The loss. The names are those of TRL 1.16.0, grpo_trainer.py: 3084-3093, 3109-3184, 2761-2806.
+    # Texts: these may hold a secret, or more than a name.
+    **dict.fromkeys(("hub_token", "vllm_server_base_url"), Annotated[str, AfterValidator(text)]),
+    **dict.fromkeys(("vllm_structured_outputs_regex", "optim_args", "debug", "fsdp"), free_text),
+    # Choices that TRL 1.16.0 looks at in the first step: grpo_trainer.py: 3084-3093, 3109-3184,
+    # 2761-2806.
     "loss_type": Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"],
     "importance_sampling_level": Literal["token", "sequence"],
     "scale_rewards": Literal["group", "batch", "none", True, False],
     "multi_objective_aggregation": Literal["sum_then_normalize", "normalize_then_sum"],
-    "reward_weights": between(-1e6, 1e6),
-    **dict.fromkeys(("beta", "entropy_target"), between(0, 1000)),
-    **dict.fromkeys(("delta", "off_policy_mask_threshold", "sapo_temperature_neg",
-                     "sapo_temperature_pos"), RATIO),
-    "num_iterations": BATCH,
-    "advantage_eps": SHARE,
-    "entropy_coef": between(-1000, 1000),
-    "ref_model_sync_steps": POSITIVE,
-    **dict.fromkeys(("top_entropy_quantile", "ref_model_mixup_alpha"), SHARE),
-    # Sampling.
-    "temperature": between(0.01, 100),
-    "repetition_penalty": between(0.01, 100),
-    "top_p": PART,
-    "min_p": SHARE,
-    **dict.fromkeys(("max_completion_length", "generation_batch_size"), between(1, 2**20)),
-    "num_generations": between(2, 2**16),  # a completion is compared with the others of its prompt
-    **dict.fromkeys(("num_generations_eval", "steps_per_generation", "gradient_accumulation_steps",
-                     "per_device_train_batch_size", "per_device_eval_batch_size"), BATCH),
-    # vLLM. TRL 1.16.0, vllm_generation.py:266-313, and grpo_trainer.py:2667-2707.
-    "vllm_mode": Literal["server", "colocate"],
-    "vllm_model_impl": Literal["vllm", "transformers"],
     "vllm_importance_sampling_mode": Literal[
         "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
-    "vllm_structured_outputs_regex": free_text,
-    **dict.fromkeys(("vllm_server_port", "vllm_group_port"), PORT),
-    "vllm_gpu_memory_utilization": PART,
-    **dict.fromkeys(("vllm_max_model_length", "vllm_tensor_parallel_size"), POSITIVE),
-    "vllm_importance_sampling_clip_max": RATIO,
-    # Optimization.
-    "learning_rate": SHARE,
-    "warmup_steps": COUNT,
-    "max_steps": between(-1, LARGEST),
-    "num_train_epochs": RATIO,
-    "weight_decay": between(0, 100),
-    **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), SHARE),
-    "adam_epsilon": SHARE,
-    "optim_args": free_text,
+    # Numbers that may be negative, or must not be 0, or not more than 1.
+    "reward_weights": between(-1e6, 1e6),
+    "entropy_coef": between(-1000, 1000),
+    **dict.fromkeys(("delta", "off_policy_mask_threshold", "sapo_temperature_neg",
+                     "sapo_temperature_pos", "num_train_epochs",
+                     "vllm_importance_sampling_clip_max"), RATIO),
+    **dict.fromkeys(("learning_rate", "top_entropy_quantile", "lora_dropout"), SHARE),
+    "temperature": between(0.01, 100),
+    "top_p": PART,
+    **dict.fromkeys(("max_completion_length", "generation_batch_size", "num_generations",
+                     "num_generations_eval", "num_iterations", "steps_per_generation",
+                     "gradient_accumulation_steps", "per_device_train_batch_size",
+                     "per_device_eval_batch_size", "lora_r", "lora_alpha",
+                     "vllm_tensor_parallel_size"), SIZE),
+    **dict.fromkeys(("save_total_limit", "torch_empty_cache_steps", "eval_accumulation_steps",
+                     "dataloader_prefetch_factor"), POSITIVE),
+    **dict.fromkeys(("logging_steps", "save_steps", "eval_steps"), between(1e-6, LARGEST)),
+    "dataloader_num_workers": between(0, 256),
     "pad_to_multiple_of": Literal["auto"] | Annotated[
         int, BeforeValidator(_as_integer), POSITIVE],
-    **dict.fromkeys(("torch_empty_cache_steps", "eval_accumulation_steps", "ddp_timeout",
-                     "dataloader_prefetch_factor", "ddp_bucket_cap_mb"), POSITIVE),
-    "dataloader_num_workers": between(0, 256),
     # The others start Python in the current folder, and import its `multiprocessing.py`.
     "dataloader_multiprocessing_context": Literal["fork"],
     "remove_unused_columns": Literal[False],  # rewards take the columns
     # A run with LoRA has no reference model to update: TRL 1.16.0, grpo_trainer.py:1197-1204.
     "sync_ref_model": Literal[False],
-    # Logging and saving. TRL would make the repository before the first step.
+    # TRL would make the repository before the first step.
     "log_completions_hub_repo": Literal[None],
-    **dict.fromkeys(("eval_strategy", "logging_strategy"), STRATEGY),
-    "save_strategy": STRATEGY | Literal["best"],
-    **dict.fromkeys(("logging_steps", "save_steps", "eval_steps"), between(1e-6, LARGEST)),
-    **dict.fromkeys(("eval_delay", "reward_timeout", "vllm_server_timeout"), COUNT),
-    "save_total_limit": POSITIVE,
-    **dict.fromkeys(("seed", "data_seed"), SEED),
-    "local_rank": between(-1, LARGEST),
-    **dict.fromkeys(("debug", "fsdp"), free_text),
-    # The model. Ranks above its width add nothing.
-    "lora_r": between(1, 2**16),
-    "lora_alpha": between(1, 2**16),
-    "lora_dropout": SHARE,
     "lora_task_type": Literal["CAUSAL_LM"],
     "bnb_4bit_quant_storage": Literal["uint8", "bfloat16", "float16", "float32", "float64"],
 }  # fmt: skip
@@ -257,7 +228,9 @@ def _limited(hint: Any, rule: Any) -> Any:
         entries: Any = list.__class_getitem__(_limited(entry, rule))
         return Annotated[entries, Field(min_length=1)]
     if _is_enum(kind):
-        return Literal[tuple(choice.value for choice in kind)]
+        return Annotated[
+            Literal[tuple(choice.value for choice in kind)], BeforeValidator(_no_as_text)
+        ]
     return dict[str, Any] if hint is dict else hint
 
 

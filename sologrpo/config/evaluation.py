@@ -187,8 +187,6 @@ def _label_suffix(precision: str, trained_in_4bit: bool) -> str:
 def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
     """Parse the command line of an evaluation or export, and fill it from the run's config.
 
-    With `--merge_into original`, the precision to evaluate is the same merge by default.
-
     Args:
         argv: without the command's name.
 
@@ -196,6 +194,17 @@ def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
         InputError: for an unknown or contradictory option, or without a run and a model.
     """
     args, export = CheckedParser(EvaluationArguments, ExportArguments, renamed=RENAMED).parse(argv)
+    return resolve_evaluation(args, export)
+
+
+def resolve_evaluation(args: EvaluationArguments, export: ExportArguments) -> EvaluationSettings:
+    """Fill the options of an evaluation from the run's config.
+
+    With `--merge_into original`, the precision to evaluate is the same merge by default.
+
+    Raises:
+        InputError: for options that contradict each other, or without a run and a model.
+    """
     check_export_arguments(export)
     if not args.run and not args.model:
         raise InputError("give --run runs/NAME, or --model NAME [--adapter FOLDER]")

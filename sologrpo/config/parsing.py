@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from trl import ModelConfig, TrlParser
+from trl import ModelConfig
 
 from rewards import OF_ANY_FORMAT, OF_ONE_FORMAT, make_importable, name_of_spec
 from rewards.contained import RESERVED_COLUMNS
@@ -20,16 +20,16 @@ from rewards.redact import HIDDEN, count_redacted, redact, redact_text
 from sologrpo.command_line import Parser
 from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
 from sologrpo.config.checks import check_settings
-from sologrpo.errors import InputError, refusing
-from sologrpo.files import find_config
-from sologrpo.forgiving import take_option
+from sologrpo.device import gpu_gibibytes
+from sologrpo.errors import SETTING_ERRORS, InputError, refusing
+from sologrpo.files import describe_recipes, find_config
 from sologrpo.prompts import PROMPT_FORMATS
 from sologrpo.schema import read_yaml
 
 CONFIG_CLASSES = (RunArguments, SoloGRPOConfig, ModelConfig)
 # Origins of a setting, besides a config file.
 COMMAND_LINE, PROJECT = "command line", "SoloGRPO"
-
+_UNSET = object()
 
 # Names from other trainers and older versions of TRL, and what to write instead.
 RENAMED: dict[str, str] = {
@@ -69,18 +69,33 @@ RENAMED: dict[str, str] = {
 }
 
 
-class CheckedParser(Parser, TrlParser):  # type: ignore[misc]
-    """Check every setting, whether a default, of a file or of the command line."""
+class CheckedParser(Parser):
+    """Parse options into dataclasses, and check each value that is given."""
 
-    def parse_known_args(
-        self, args: Sequence[str] | None = None, namespace: Namespace | None = None
-    ) -> tuple[Namespace, list[str]]:
-        """Parse as argparse does, and check the values before the dataclasses are made."""
-        parsed, rest = super().parse_known_args(args, namespace)
-        # argparse has no default for some lists.
-        given = {key: value for key, value in vars(parsed).items() if value is not None}
-        parsed.__dict__ |= check_settings(given, COMMAND_LINE, *self.dataclass_types)
-        return parsed, rest
+    def given(self, argv: Sequence[str]) -> dict[str, Any]:
+        """Parse a command line, without the command's name, into the settings that it gives.
+
+        Raises:
+            InputError: for an unknown option, a value that an option does not take, or a value
+                without an option.
+        """
+        unset = Namespace(**dict.fromkeys((action.dest for action in self._actions), _UNSET))
+        parsed, rest = self.parse_known_args(argv, unset)
+        if rest:
+            raise InputError(f"unexpected {rest[0]!r}: write an option before it, with two dashes")
+        found = {name: value for name, value in vars(parsed).items() if value is not _UNSET}
+        return found | check_settings(
+            {name: value for name, value in found.items() if name != "config"},
+            COMMAND_LINE, *self.dataclass_types,
+        )  # fmt: skip
+
+    def parse(self, argv: Sequence[str]) -> tuple[Any, ...]:
+        """Parse a command line into one instance per dataclass.
+
+        Raises:
+            InputError: as `given`.
+        """
+        return tuple(self.parse_dict(self.given(argv)))
 
 
 def parse_config(
@@ -95,43 +110,32 @@ def parse_config(
         InputError: for an unreadable file, an unknown key, a value of the wrong type, or settings
             that contradict each other. The message is one line that says how to fix it.
     """
-    path, args = _split_config(argv)
     parser = CheckedParser(*CONFIG_CLASSES, renamed=RENAMED)
-    parser.set_defaults_with_config(**ONE_GPU_DEFAULTS)
-    if path is not None:
+    parser.add_argument(
+        "--config", nargs="?", const="", metavar="NAME", help="Config file, or name of a recipe"
+    )
+    parser.set_defaults(**ONE_GPU_DEFAULTS)  # for --help
+    words = list(sys.argv[1:] if argv is None else argv)
+    if sum(word.partition("=")[0] == "--config" for word in words) > 1:
+        raise InputError("--config is there more than once: give one file")
+    given = parser.given(words)
+    settings, origins = dict(ONE_GPU_DEFAULTS), dict.fromkeys(ONE_GPU_DEFAULTS, PROJECT)
+    name = given.pop("config", None)
+    if name is not None:
+        path = find_config(name)
         make_importable(path.parent)  # a reward module may be next to the config
-        parser.set_defaults_with_config(**_read_config(path, parser))
-    with refusing():
-        run_args, trainer_args, model_args = parser.parse(args)
+        content = _read_config(path, parser)
+        settings |= content
+        origins |= dict.fromkeys(content, str(path))
+    with refusing(errors=SETTING_ERRORS):  # our code runs too: its defects are not the user's
+        run_args, trainer_args, model_args = parser.parse_dict(settings | given)
+    shown = given.keys() - {"dry_run", "traceback"}
+    run_args.origins = origins | dict.fromkeys(shown, COMMAND_LINE)
     _hide_secrets(run_args, trainer_args, model_args)
     _as_names(model_args)
     _resolve_rewards(run_args)
     _cross_check(run_args, trainer_args, model_args)
     return run_args, trainer_args, model_args
-
-
-def origins(argv: Sequence[str] | None = None) -> dict[str, str]:
-    """Name the origin of each setting that is not a default of TRL's, by key.
-
-    The command line wins over the config file, and that over this project's defaults.
-    """
-    path, args = _split_config(argv)
-    found = dict.fromkeys(ONE_GPU_DEFAULTS, PROJECT)
-    if path is not None:
-        found |= dict.fromkeys(read_yaml(path, dict[str, Any]), str(path))
-    given = (arg[2:].partition("=")[0] for arg in args if arg.startswith("--"))
-    found |= dict.fromkeys((key.replace("-", "_") for key in given), COMMAND_LINE)
-    for name in ("dry_run", "traceback"):
-        found.pop(name, None)
-    return found
-
-
-def _split_config(argv: Sequence[str] | None) -> tuple[Path | None, list[str]]:
-    """Split a command line into its config file, if there is one, and the other arguments."""
-    names, args = take_option("--config", sys.argv[1:] if argv is None else argv)
-    if len(names) > 1:
-        raise InputError(f"--config {names[0]} is not the only one: give one file")
-    return (find_config(names[0]) if names else None), args
 
 
 def _read_config(path: Path, parser: CheckedParser) -> dict[str, Any]:
@@ -188,7 +192,10 @@ def _resolve_rewards(run: RunArguments) -> None:
 
 def _cross_check(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> None:
     if not model.model_name_or_path:
-        raise InputError("no model: set model_name_or_path to a Hub name or a local folder")
+        raise InputError(
+            "no model: set model_name_or_path to a Hub name or a local folder, or give --config "
+            f"with a recipe: {describe_recipes(gpu_gibibytes())}"
+        )
     if not model.use_peft:
         raise InputError("use_peft: false is not supported: SoloGRPO trains LoRA adapters")
     if args.reward_weights is not None and len(args.reward_weights) != len(run.rewards):

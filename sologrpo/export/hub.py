@@ -10,18 +10,12 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, errors, get_token
 
-from sologrpo.errors import InputError, first_line
-from sologrpo.hub import is_hub_name
+from sologrpo.errors import InputError
+from sologrpo.hub import NEW_TOKEN, HTTPError, explain_failure, is_hub_name
 
-# The base of the failures of whichever HTTP package the client is built on.
-HTTPError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
 # hf_xet, which transfers large files, raises RuntimeError for most failures; a gateway that is down
 # answers with a page where the client expects JSON, which is a ValueError.
 _FAILURES = (HTTPError, OSError, RuntimeError, ValueError)
-_NEW_TOKEN = (
-    "create one with write permission at https://huggingface.co/settings/tokens, then run "
-    "`hf auth login` or set HF_TOKEN"
-)
 
 
 class HubError(InputError):
@@ -63,7 +57,7 @@ def open_repository(name: str, private: bool = False) -> str:
     """
     check_repository_name(name)
     if get_token() is None:
-        raise HubError(f"no Hub token: {_NEW_TOKEN}")
+        raise HubError(f"no Hub token: {NEW_TOKEN}")
     api = HfApi()
     with _one_line_failures(name):
         repository = name if "/" in name else f"{api.whoami()['name']}/{name}"
@@ -121,22 +115,4 @@ def _one_line_failures(repository: str) -> Iterator[None]:
     except errors.OfflineModeIsEnabled as error:
         raise HubError("HF_HUB_OFFLINE is set: unset it to push") from error
     except _FAILURES as error:
-        raise HubError(_explain(error, repository)) from error
-
-
-def _explain(error: Exception, repository: str) -> str:
-    cause = error
-    # The client wraps a failed transfer of a large file in a RuntimeError.
-    if not isinstance(error, HTTPError) and isinstance(error.__cause__, HTTPError):
-        cause = error.__cause__
-    if isinstance(cause, errors.HfHubHTTPError):
-        status = cause.response.status_code
-        if status == 401:
-            return f"the Hub does not accept the token (401): {_NEW_TOKEN}"
-        if status == 403:
-            other = f"give another name, or {_NEW_TOKEN}"
-            return f"the token may not write to {repository} (403): {other}"
-        return f"the Hub answers {status} for {repository}: {first_line(cause)}"
-    if isinstance(cause, HTTPError | ConnectionError | TimeoutError):
-        return f"the connection to {HfApi().endpoint} broke off ({type(cause).__name__})"
-    return f"the upload to {repository} failed: {' '.join(str(cause).split())[:200]}"
+        raise HubError(explain_failure(error, repository)) from error

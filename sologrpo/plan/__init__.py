@@ -3,6 +3,5 @@
 from sologrpo.plan.number_format import choose_number_format
 from sologrpo.plan.plan import print_plan
 from sologrpo.plan.preflight import try_settings
-from sologrpo.plan.recipe_choice import choose_recipe
 
-__all__ = ["choose_number_format", "choose_recipe", "print_plan", "try_settings"]
+__all__ = ["choose_number_format", "print_plan", "try_settings"]

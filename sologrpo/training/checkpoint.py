@@ -6,7 +6,6 @@ whole. The lines named here are those of transformers 5.23.0 (trainer.py) and TR
 (grpo_trainer.py).
 """
 
-import os
 import re
 import shutil
 import signal
@@ -16,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
-from types import FrameType
 from typing import Any, Self
 
 import torch
@@ -34,6 +32,7 @@ from sologrpo.config.schedule import optimizer_steps
 from sologrpo.errors import LIBRARY_ERRORS
 from sologrpo.files import CHECKPOINT
 from sologrpo.manifest import damage, write_manifest
+from sologrpo.startup import stopped_by
 
 _FOLDER = re.compile(CHECKPOINT.format(r"(\d+)"))
 
@@ -357,35 +356,8 @@ def print_resume_hint(args: TrainingArguments) -> Iterator[None]:
 class StopWithCheckpoint(TrainerCallback):  # type: ignore[misc]
     """On SIGTERM or Ctrl-C finish the optimizer step, save a checkpoint and stop training.
 
-    A second Ctrl-C raises `KeyboardInterrupt` at once. Signals are caught within the `with` block
-    only, and only in the main thread. A signal that the process was started to ignore stays
-    ignored.
+    To be used within `startup.finishing_step`, where a second Ctrl-C raises `KeyboardInterrupt`.
     """
-
-    def __init__(self) -> None:
-        self._received: signal.Signals | None = None
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._previous[number] = signal.signal(number, self._on_signal)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        while self._previous:
-            number, handler = self._previous.popitem()
-            # None: installed by something other than Python, which cannot be put back from here.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._received is not None:
-            raise KeyboardInterrupt
-        if self._received is None:
-            self._received = signal.Signals(number)
-        # Not `print`: the signal may have come in the middle of one.
-        os.write(2, f"{self._received.name}: this step is finished and saved, then the run stops "
-                    "(Ctrl-C: at once)\n".encode())  # fmt: skip
 
     def exit_if_stopped(self, state: TrainerState) -> None:
         """Leave the process if training was stopped before its last step.
@@ -394,8 +366,8 @@ class StopWithCheckpoint(TrainerCallback):  # type: ignore[misc]
             SystemExit: 0 after SIGTERM, whose sender expects the run to end; 130 after Ctrl-C, as
                 shells do.
         """
-        if self._received is not None and state.global_step < state.max_steps:
-            raise SystemExit(130 if self._received == signal.SIGINT else 0)
+        if (number := stopped_by()) is not None and state.global_step < state.max_steps:
+            raise SystemExit(130 if number == signal.SIGINT else 0)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -413,9 +385,9 @@ class StopWithCheckpoint(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Stop after a checkpoint during which the signal came: it need not be saved again."""
-        if self._received is not None:
+        if stopped_by() is not None:
             control.should_training_stop = True
 
     def _save_and_stop(self, control: TrainerControl) -> None:
-        if self._received is not None:
+        if stopped_by() is not None:
             control.should_save = control.should_training_stop = True

@@ -17,6 +17,7 @@ from rewards.redact import redact
 from sologrpo.config import RunArguments, SoloGRPOConfig
 from sologrpo.console import Terminal
 from sologrpo.errors import RunError, refusing
+from sologrpo.startup import finishing_step
 from sologrpo.training.callbacks import ConsoleLog, MetricsFile, ValidateAtEnd
 from sologrpo.training.checkpoint import (
     FinishCheckpoints,
@@ -103,7 +104,7 @@ def train(trainer: GRPOTrainer, opened: OpenedRun) -> None:
     opened.describe()
     stop = StopWithCheckpoint()
     trainer.add_callback(stop)
-    with print_resume_hint(trainer.args), stop:
+    with print_resume_hint(trainer.args), finishing_step():
         try:
             train_from(trainer, opened.checkpoint)
         except SystemExit as error:  # with code 0 the run would seem to have ended well

@@ -19,6 +19,7 @@ from sologrpo.config.evaluation import EvaluationArguments
 from sologrpo.config.parsing import RENAMED, parse_config
 from sologrpo.config.schedule import optimizer_steps
 from sologrpo.errors import InputError
+from sologrpo.files import describe_recipes, recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
@@ -202,6 +203,19 @@ def test_settings_that_cannot_work_are_refused(arguments):
     argv = arguments.split() if "--config" in arguments else [*QUICKSTART, *arguments.split()]
     message = the_error(argv)
     assert [part for part in WRONG[arguments] if part not in message] == []
+
+
+def test_without_a_model_the_recipes_are_named():
+    assert "a recipe: here fit " in the_error([])
+
+
+# What torch reports for an L4 of 24 GB, in GiB.
+@pytest.mark.parametrize(("gibibytes", "first_larger"), [(0, 16), (22.0, 48), (79.3, None)])
+def test_recipes_are_told_apart_by_the_memory_of_the_gpu(gibibytes, first_larger):
+    fitting, *larger = describe_recipes(gibibytes).split("; on a GPU of ")
+    assert "quickstart" in fitting
+    assert [line.split(" GB")[0] for line in larger[:1]] == [str(first_larger)] * bool(first_larger)
+    assert all(name in describe_recipes(gibibytes) for name in recipes())
 
 
 def test_the_command_line_wins_over_the_file():

@@ -168,8 +168,6 @@ def settings_of(command: str) -> tuple[Setting, ...]:
     for cls in getattr(parser, "dataclass_types", ()):
         hints |= get_type_hints(cls)
     found = [setting_of(action, hints) for action in parser._actions if action.dest != "help"]
-    if "--config" in CALLS[command][0]:  # taken out of the command line by TRL's parser
-        found.append(Setting("config", "--config", plain=True))
     return tuple(found)
 
 

@@ -11,6 +11,7 @@ import torch
 from huggingface_hub.errors import HfHubHTTPError
 
 from server import Server
+from sologrpo import hub
 from sologrpo.plan import doctor
 from sologrpo.plan.doctor import Finding
 
@@ -108,15 +109,12 @@ def test_a_token_is_checked_and_never_shown(
 ) -> None:
     token = "hf_planted" + "x" * 24
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: token)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
 
     def answer(status: int) -> HfHubHTTPError:
         response = SimpleNamespace(status_code=status, headers={}, request=None)
         return HfHubHTTPError(f"said {token}", response=response)  # type: ignore[arg-type]
 
-    outcomes: list[Exception | dict[str, str]] = [
-        answer(401), ConnectionError(token), {"name": "ana"},
-    ]  # fmt: skip
+    outcomes: list[Exception | dict[str, str]] = [answer(401), {"name": "ana"}]
 
     def whoami() -> dict[str, str]:
         outcome = outcomes.pop(0)
@@ -124,11 +122,13 @@ def test_a_token_is_checked_and_never_shown(
             raise outcome
         return outcome
 
+    problems = ["HF_HUB_OFFLINE is set", "", ""]
+    monkeypatch.setattr(hub, "unreachable", lambda: problems.pop(0))
     monkeypatch.setattr(huggingface_hub, "whoami", whoami)
     monkeypatch.setattr(doctor, "CHECKS", dict.fromkeys("abc", doctor.check_hub))
     with pytest.raises(SystemExit, match="1"):
         doctor.main([])
     shown = capsys.readouterr().out
-    for words in ("refuses the token (401)", "cannot be reached", "logged in as ana"):
+    for words in ("does not accept the token (401)", "HF_HUB_OFFLINE is set", "logged in as ana"):
         assert words in shown
     assert token not in shown
