@@ -19,7 +19,6 @@ from filelock import FileLock
 from rich.console import Console
 from trl import ModelConfig
 
-from rewards.redact import count_redacted, redact
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.environment import RunEnvironment, environment
 from sologrpo.errors import InputError, printable
@@ -36,6 +35,7 @@ from sologrpo.files import (
 )
 from sologrpo.locking import lock_folder
 from sologrpo.model.loading import dtype_name, pick_dtype
+from sologrpo.redact import count_redacted, redact
 from sologrpo.schema import Schema, parse, parse_json, read_json, read_yaml
 from sologrpo.training.checkpoint import (
     checkpoints_of,
