@@ -19,6 +19,7 @@ from rewards.completions import Scores
 from rewards.contained import Reward
 from rewards.errors import RewardError
 from rewards.grading import parse_gold
+from sologrpo.console import aligned
 from sologrpo.prompts import BOX, CLOSE, MARK, OPEN, PromptFormat, WorkedExample
 
 ROUNDING = 1e-9  # sums of scores that differ by less are equal
@@ -426,7 +427,7 @@ class Report:
             golds = f"{reward.golds_at_best:,} of {reward.golds_judged:,}" if scores else "-"
             verdict = verdict if reward.scores or reward.problems else "not checked"
             lines.append([reward.name, f"{reward.weight:g}", *low_high, golds, verdict])
-        return _table(lines)
+        return aligned(lines)
 
     def _hostile_table(self) -> str:
         if not self.hostile:
@@ -435,7 +436,7 @@ class Report:
         for result in self.hostile:
             sums = [f"{result.weighted_sum:.2f}", f"{result.right_sum:.2f}"]
             lines.append([result.case, *sums, "FAIL" if result.problem else "ok"])
-        return _table(lines)
+        return aligned(lines)
 
     def _notes(self) -> list[str]:
         failed = [f"FAIL {r.name}: {problem}" for r in self.rewards for problem in r.problems]
@@ -454,10 +455,3 @@ def counted(count: int, noun: str) -> str:
 
 def _number(score: float) -> str:
     return f"{score + 0.0:g}"  # the sum of -0.0 and 0.0 has no sign
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Align columns: the first to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows)
-    return "\n".join("  ".join(line).rstrip() for line in lines)

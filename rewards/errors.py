@@ -2,18 +2,18 @@
 
 import traceback
 
-from rewards import text as texts
-from rewards.redact import redact_text
-from rewards.text import escaped as escaped
+from sologrpo import text as texts
+from sologrpo.errors import InputError, RunError
+from sologrpo.redact import redact_text
 
 MAX_LINE_CHARS = 400
 
 
-class RewardSpecError(ValueError):
+class RewardSpecError(InputError):
     """The rewards of a config cannot be loaded. The message is one line that says how to fix it."""
 
 
-class RewardError(Exception):
+class RewardError(RunError):
     """A reward raised or hung, or returned or logged something that it must not.
 
     Args:
@@ -34,4 +34,4 @@ def one_line(problem: BaseException | str) -> str:
     """
     lines = [problem] if isinstance(problem, str) else traceback.format_exception_only(problem)
     text = redact_text(texts.one_line("".join(lines)))
-    return escaped(texts.shortened(text, MAX_LINE_CHARS))
+    return texts.escaped(texts.shortened(text, MAX_LINE_CHARS))

@@ -21,7 +21,6 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from rewards.errors import escaped
 from rewards.grading import extract_answer
 from sologrpo.config.chat import parse_chat
 from sologrpo.config.evaluation import EvaluationSettings
@@ -34,6 +33,7 @@ from sologrpo.model.loading import load_tokenizer
 from sologrpo.model.merging import check_adapter, load_adapter
 from sologrpo.sampling.generation import Completion, generate_greedily
 from sologrpo.scoring.records import LENGTH
+from sologrpo.text import escaped
 
 QUIT = "/quit"
 WIDE = 100  # columns of a terminal from which both answers are shown next to each other

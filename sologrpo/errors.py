@@ -12,10 +12,9 @@ from typing import ParamSpec
 
 from safetensors import SafetensorError
 
-from rewards import RewardError, RewardSpecError
-from rewards.redact import redact_text
-from rewards.text import escaped, one_line
+from sologrpo.redact import redact_text
 from sologrpo.startup import STOPPED, drop_output, has_reader, stopped_by
+from sologrpo.text import escaped, one_line
 
 # A full disk raises an OSError with one of these numbers in Python, and another error with such a
 # text in safetensors and torch.save.
@@ -34,6 +33,8 @@ class InputError(ValueError):
 
 class RunError(RuntimeError):
     """Raised when a run has to stop; the message is one line and tells how to fix it."""
+
+    details = ""  # lines to print before it
 
 
 class _Reported(SystemExit):
@@ -61,7 +62,7 @@ def refusing(
     """
     try:
         yield
-    except (InputError, RewardSpecError):
+    except InputError:
         raise
     except errors as error:
         line = one_line(str(error)) or type(error).__name__
@@ -131,7 +132,7 @@ def one_line_errors(main: Callable[P, None]) -> Callable[P, None]:
             code, line = _ending(error)
             if code == 0 or _wants_traceback():
                 raise
-            if isinstance(error, RewardError):
+            if isinstance(error, RunError):
                 print(error.details, file=sys.stderr, end="")
             if line:
                 print(f"{_prefix()}: {printable(line)}", file=sys.stderr)
@@ -154,9 +155,9 @@ def _ending(error: BaseException) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt) or stopped_by() is not None:
         number = stopped_by() or signal.SIGINT
         return 128 + number, STOPPED[number]
-    if isinstance(error, InputError | RewardSpecError):
+    if isinstance(error, InputError):
         return 2, str(error)
-    if isinstance(error, RewardError | RunError):
+    if isinstance(error, RunError):
         return 1, str(error)
     if line := cannot_write(error):
         return 1, line

@@ -18,9 +18,9 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, TypeAdapter
 from pydantic import ValidationError as Deviation
 
-from rewards.redact import redact
-from rewards.text import one_line, shortened
 from sologrpo.errors import LIBRARY_ERRORS, InputError
+from sologrpo.redact import redact
+from sologrpo.text import one_line, shortened
 
 T = TypeVar("T")
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)

@@ -18,9 +18,9 @@ from unicodedata import category
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
-from rewards.redact import redact
 from sologrpo.errors import InputError
 from sologrpo.prompts import PROMPT_FORMATS
+from sologrpo.redact import redact
 from sologrpo.schema import STRICT, as_number, one_of, parse, parse_json, shown
 
 LONGEST_NAME = 255  # bytes of a name in a path, on Linux

@@ -19,10 +19,10 @@ from typing import Literal
 import psutil
 from packaging.requirements import Requirement
 
-from rewards.text import one_line, shortened
 from sologrpo.command_line import Parser
 from sologrpo.console import Terminal, gibibytes, print_line, quiet_libraries
 from sologrpo.errors import one_line_errors
+from sologrpo.text import one_line, shortened
 
 Status = Literal["ok", "warning", "error"]
 

@@ -13,8 +13,6 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
 
-from rewards.redact import redact
-from rewards.text import shortened
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import COMMAND_LINE, PROJECT
 from sologrpo.config.schedule import (
@@ -33,7 +31,9 @@ from sologrpo.model.memory import bytes_for_tensors, cpu_process, free_bytes
 from sologrpo.plan.footprint import Footprint, disk_bytes, footprint, free_disk_bytes
 from sologrpo.plan.memory_plan import MemoryPlan, memory_fix, plan_memory
 from sologrpo.plan.warnings import suspicious_settings
+from sologrpo.redact import redact
 from sologrpo.sampling.shared_cache import shared_beginning
+from sologrpo.text import shortened
 from sologrpo.training.drop_in import unpacked_reason
 from sologrpo.training.packed_loss import sharing_obstacle
 from sologrpo.training.run_directory import resolved_config

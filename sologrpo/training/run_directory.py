@@ -17,7 +17,6 @@ from accelerate import PartialState
 from filelock import FileLock
 from trl import ModelConfig
 
-from rewards.redact import count_redacted, redact
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.environment import RunEnvironment, environment
 from sologrpo.errors import InputError, printable
@@ -35,6 +34,7 @@ from sologrpo.files import (
 from sologrpo.locking import lock_folder
 from sologrpo.logs import remove_later
 from sologrpo.model.loading import dtype_name, pick_dtype
+from sologrpo.redact import count_redacted, redact
 from sologrpo.schema import read_json, read_yaml
 from sologrpo.training.checkpoint import (
     checkpoints_of,
