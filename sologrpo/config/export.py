@@ -69,10 +69,7 @@ class ExportArguments(ModelArguments):
 
 
 def parse_export(argv: Sequence[str]) -> tuple[EvaluationSettings, ExportArguments]:
-    """Parse the command line of an export.
-
-    Args:
-        argv: without the command's name.
+    """Parse the command line of an export, without the command's name.
 
     Raises:
         InputError: for an unknown or contradictory option, without a run and a model, or if there

@@ -48,11 +48,7 @@ def save_adapter(trainer: Trainer, adapter: Path) -> None:
 
     The folder is complete when it has a manifest. `training_args.bin`, a pickle with paths and
     settings of this machine, is left out: nothing that loads an adapter reads it, and config.yaml
-    of the run holds the same in plain text.
-
-    Args:
-        trainer: after training.
-        adapter: folder to save in; an adapter there is written over.
+    of the run holds the same in plain text. An adapter that is there is written over.
     """
     if trainer.is_world_process_zero():
         (adapter / MANIFEST).unlink(missing_ok=True)
@@ -167,10 +163,6 @@ def _load_problems(settings: EvaluationSettings) -> Dataset:
 
 def export_and_push(export: Export, console: Console) -> None:
     """Save the models, compare them with the trained model, write their cards, push.
-
-    Args:
-        export: as `begin_export` checked it.
-        console: to print on.
 
     Raises:
         InputError: if a saved model is too far from the trained one to be pushed, or the push
@@ -298,11 +290,7 @@ def _make_gguf(export: Export, check: ParityCheck) -> Gap:
 
 @one_line_errors
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the stages of an export.
-
-    Args:
-        argv: the flags; by default those of the process.
-    """
+    """Run the stages of an export, by default with the flags of the process."""
     quiet_libraries()
     export = begin_export(*parse_export(sys.argv[1:] if argv is None else argv))
     export_and_push(export, Terminal())

@@ -98,12 +98,10 @@ def copy_adapter(adapter: Path, target: Path, base_on_hub: str | None) -> Path:
     """Copy the adapter without anything that belongs to this machine; return the copy.
 
     Args:
-        adapter: of the run.
-        target: folder to copy to; an earlier copy is written over.
         base_on_hub: Hub name of the base model, if the run has a local folder.
 
     Raises:
-        InputError: if the folder holds anything but an earlier copy.
+        InputError: if the target holds anything but an earlier copy, which is written over.
     """
     copied: dict[str, Any] = {"kind": "adapter"}
     finished_gap(target, copied)

@@ -23,13 +23,7 @@ _QUESTION = "{{ .Prompt }}"  # in Ollama's templates, which are Go's
 
 
 def convert(merged: Path, file: Path, kind: str, trust_remote_code: bool = False) -> None:
-    """Convert a saved model to GGUF.
-
-    Args:
-        merged: folder of the model.
-        file: to write.
-        kind: of the weights, one of `GGUF_KINDS`.
-        trust_remote_code: run code of the model's repository, which the converter always does.
+    """Convert the model in a folder to GGUF, with weights of one of the `GGUF_KINDS`.
 
     Raises:
         InputError: if the converter does not support the model or its tokenizer.
@@ -73,7 +67,6 @@ class PromptTemplate:
 
         Args:
             row: with `prompt` and `question`.
-            tokenizer: of the model.
             adds_opening: llama.cpp puts the beginning-of-text token before every prompt itself.
 
         Raises:
@@ -107,8 +100,6 @@ def write_modelfile(file: Path, template: PromptTemplate, stops: Sequence[str], 
 
     Args:
         file: the GGUF file; the Modelfile goes to its folder.
-        template: the prompt.
-        stops: texts that end a completion.
         limit: of a completion, in tokens.
     """
     prompt = _in_go(template.before) + _QUESTION + _in_go(template.after)

@@ -30,7 +30,6 @@ def running_llama(file: Path, context: int) -> Iterator["Llama"]:
     """Load a GGUF file in llama.cpp, and run it until the context ends.
 
     Args:
-        file: to run.
         context: tokens of the longest prompt with its completion.
 
     Raises:
@@ -63,11 +62,6 @@ def running_llama(file: Path, context: int) -> Iterator["Llama"]:
 
 class Llama:
     """A GGUF file that llama.cpp has loaded; see `running_llama`.
-
-    Args:
-        file: of the model.
-        process: that runs it.
-        log: what the process writes to stderr.
 
     Raises:
         InputError: if llama.cpp cannot load the file, or ends while it runs it.

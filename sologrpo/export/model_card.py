@@ -86,13 +86,10 @@ def write_card(
     """Write `README.md` into a folder, and copy the run's reward curve there.
 
     Args:
-        folder: of the model.
         kind: "adapter", "merged", "4bit" or "gguf".
         name: `NAME` or `USER/NAME` on the Hub, or any other name.
         run: run directory; whatever is missing there is left out of the card.
-        base_model: name or path of the base model.
-        base_on_hub: its Hub name, where `base_model` is a path.
-        gaps: distances of the saved models from the trained one.
+        base_on_hub: Hub name of the base model, where `base_model` is a path.
     """
     environment, config, evaluations = read_run(run)
     if run is not None and (run / REWARD_CURVE).is_file():

@@ -71,12 +71,7 @@ def describe(gap: Gap) -> str:
 
 
 def parity_failure(gap: Gap, max_kl: float = MAX_KL) -> str | None:
-    """Describe the bound that a saved model exceeds; None if it is within both.
-
-    Args:
-        gap: as measured.
-        max_kl: largest KL from the trained model, nats per token.
-    """
+    """Describe the bound that a saved model exceeds; None if it is within both."""
     if not gap.kl <= max_kl:  # also for NaN, which weights that overflowed give
         return f"its KL from the trained model is {gap.kl:.2g} nats per token, over {max_kl:g}"
     if gap.kl > MAX_SHARE_OF_TRAINING * gap.training_kl:
@@ -105,9 +100,7 @@ class ParityCheck:
     """Load the trained model and keep its answers to some problems; compare saved models with it.
 
     Args:
-        settings: names the trained model: base, precision and adapter.
         problems: rows with `prompt` and `question`.
-        console: to print progress on.
 
     Example::
 
@@ -131,10 +124,6 @@ class ParityCheck:
     def measure(self, name: str, folder: Path) -> Gap:
         """Measure the gap between a saved model and the trained one.
 
-        Args:
-            name: of the saved model, for `Gap.name`.
-            folder: that it was saved in.
-
         Raises:
             InputError: if the model cannot be loaded, or does not read the same prompts.
         """
@@ -152,10 +141,6 @@ class ParityCheck:
 
     def measure_gguf(self, name: str, file: Path) -> tuple[Gap, PromptTemplate]:
         """Measure the gap between a GGUF file and the trained model, with llama.cpp.
-
-        Args:
-            name: of the saved model, for `Gap.name`.
-            file: of the model.
 
         Returns:
             The gap, and the text of the prompt that llama.cpp reads as the tokens of the training.

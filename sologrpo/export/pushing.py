@@ -30,10 +30,6 @@ class PushToHub(TrainerCallback):  # type: ignore[misc]
     strategy keeps the latest. A checkpoint that is saved during an upload is left out, unless
     `hub_always_push`.
 
-    Args:
-        args: `push_to_hub`, `hub_model_id` and `hub_private_repo` are read.
-        console: for warnings, and the address of the adapter.
-
     Raises:
         InputError: if the repository's name is not valid, or it cannot be written to.
     """
@@ -69,12 +65,7 @@ class PushToHub(TrainerCallback):  # type: ignore[misc]
         )
 
     def finish(self, adapter: Path, base_model: str) -> None:
-        """Write the adapter's model card; push the adapter after the last checkpoint.
-
-        Args:
-            adapter: folder of the trained adapter, in the run directory.
-            base_model: name or path.
-        """
+        """Write the adapter's model card; push the adapter after the last checkpoint."""
         try:
             write_card(adapter, "adapter", adapter.parent.name, adapter.parent, base_model)
         except InputError as error:  # a damaged file, which must not end a finished run

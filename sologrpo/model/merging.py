@@ -54,7 +54,6 @@ def check_adapter(adapter: Path, base_name: str | None) -> AdapterConfig:
     """Read an adapter's config, and check its files, and that it was made for the base model.
 
     Args:
-        adapter: folder of the adapter.
         base_name: name or path of the base model; None for the adapter's own.
 
     Raises:
