@@ -100,7 +100,6 @@ def last_complete_checkpoint(
     """Find the latest checkpoint that a run can resume from; None if there is none.
 
     Args:
-        directory: of the run.
         obstacle: names what else keeps a complete checkpoint from being used. Those are passed
             over, unless all have one.
     """
@@ -131,13 +130,7 @@ def incomplete_reason(checkpoint: Path) -> str | None:
 
 
 def unusable_reason(checkpoint: Path, trainer: str, args: TrainingArguments) -> str | None:
-    """Name what a complete checkpoint lacks to be resumed with these settings.
-
-    Args:
-        checkpoint: for which `incomplete_reason` is None.
-        trainer: `solo` or `stock`.
-        args: of the run to resume.
-    """
+    """Name what a complete checkpoint lacks to be resumed with these settings."""
     file = generation_state_file(checkpoint, args)
     if trainer == "solo" and not file.is_file():
         return f"it has no {file.name}: save_only_model or another number of processes"
@@ -163,10 +156,6 @@ def set_aside(checkpoints: Iterable[Path], obstacle: Callable[[Path], str | None
     """Rename checkpoints that the run cannot resume from to `partial-checkpoint-N`.
 
     They cannot stay: the next save would write into them, and rotation would count them.
-
-    Args:
-        checkpoints: to rename.
-        obstacle: as `last_complete_checkpoint` takes it.
     """
     for checkpoint in checkpoints:
         aside = checkpoint.with_name(f"partial-{checkpoint.name}")
@@ -182,25 +171,12 @@ def set_aside(checkpoints: Iterable[Path], obstacle: Callable[[Path], str | None
 
 
 def save_generation_state(trainer: GRPOTrainer, checkpoint: Path) -> None:
-    """Complete a checkpoint that transformers is writing, before its manifest is written.
-
-    Args:
-        trainer: between two optimizer steps.
-        checkpoint: folder, which holds the random states already.
-
-    Raises:
-        OSError: if the disk is full or read-only.
-    """
+    """Complete a checkpoint that transformers is writing, before its manifest is written."""
     torch.save(_generation_state(trainer), generation_state_file(checkpoint, trainer.args))
 
 
 def load_generation_state(trainer: GRPOTrainer, checkpoint: Path) -> None:
-    """Put back what `save_generation_state` saved.
-
-    Args:
-        trainer: about to take its first step.
-        checkpoint: one that holds the generation state of this process.
-    """
+    """Put back what `save_generation_state` saved, before the first step."""
     file = generation_state_file(checkpoint, trainer.args)
     state = torch.load(file, map_location=trainer.args.device, weights_only=True)
     trainer._step = state["step"]
@@ -296,10 +272,6 @@ def train_from(trainer: GRPOTrainer, checkpoint: Path | None) -> None:
 
     transformers compares the step with `max_steps` after a step, not before: resumed at its last
     checkpoint, a finished run would take a step too many.
-
-    Args:
-        trainer: any `GRPOTrainer`.
-        checkpoint: where to resume; None to start from the beginning.
     """
     planned = optimizer_steps(trainer.args, len(trainer.train_dataset))
     if checkpoint is not None and step_of(checkpoint) >= planned:

@@ -31,11 +31,7 @@ def take_fingerprints(
     """Hash what a run is made from, by names that an error message can give.
 
     Args:
-        run: our settings.
-        model: TRL's, of the model.
         datasets: prompts to train on, and to validate on if there are any.
-        tokenizer: of the model.
-        rewards: reward functions.
     """
     train, validation = datasets
     found = {

@@ -198,8 +198,7 @@ def make_sampler(
     """Create the sampler for `sampling_engine`.
 
     Args:
-        args: the settings.
-        accelerator: the trainer's; it knows the dtype of mixed precision.
+        accelerator: knows the dtype of mixed precision.
         is_sharded: FSDP or ZeRO-3 leaves a process with a part of the weights: nothing is merged.
         score: the trainer's forward pass.
     """
