@@ -95,8 +95,6 @@ def check_place(
     Args:
         folder: `eval/<label>`.
         identity: of this evaluation, as far as it is known.
-        adapter: folder of the adapter.
-        resume: continue what is there.
     """
     unfinished, results = (
         read_unfinished(folder) if resume else None,

@@ -10,23 +10,10 @@ from sologrpo.scoring import records
 from sologrpo.scoring.comparison import Pair, differences
 from sologrpo.scoring.records import Evaluated
 from sologrpo.scoring.statistics import wilson_interval
+from sologrpo.scoring.table import LENGTHS, LENIENT, RATES
 
 MAX_PROBLEMS = 600  # with both answers, on one page
 
-# Fields of results.json and their names in the table.
-RATES = (
-    ("accuracy_lenient", "read leniently"),
-    ("format_rate", "format as asked"),
-    ("integer_rate", "integer answer"),
-    ("no_answer_rate", "no answer found"),
-    ("trailing_text_rate", "trailing text"),
-    ("truncated_rate", "truncated"),
-)
-LENGTHS = (
-    ("all", "tokens, mean / median / 95th percentile"),
-    ("right", "of right answers"),
-    ("wrong", "of wrong answers"),
-)
 VERDICTS = {
     (False, True): "newly right",
     (True, False): "newly wrong",
@@ -54,7 +41,7 @@ def groups(evaluated: Mapping[str, Evaluated]) -> list[dict[str, Evaluated]]:
 def rates(evaluated: Mapping[str, Evaluated]) -> list[tuple[str, list[str]]]:
     """List the rates and lengths, with a cell for each evaluation."""
     results = [evaluation.results for evaluation in evaluated.values()]
-    rows = [(title, [percent(r[key]) for r in results]) for key, title in RATES]
+    rows = [(title, [percent(r[key]) for r in results]) for key, title in (LENIENT, *RATES)]
     sampled = [(r.get("sampled") or {"scores": {}})["scores"] for r in results]
     for name in dict.fromkeys(name for scores in sampled for name in scores):
         cells = [percent(scores[name]) if name in scores else "" for scores in sampled]
