@@ -167,8 +167,6 @@ def build_prompts(
     A prompt is a list of chat messages, or a string in plain text.
 
     Args:
-        rows: rows with `question` and `answer`.
-        run: names the format, and may replace its system prompt and worked examples.
         tokenizer: for formats that have both forms, chat is used if it has a chat template; without
             a tokenizer, chat.
         names: of several formats, one per row in turn; by default, the run's `prompt_format`.
@@ -197,10 +195,6 @@ def prompt_format_of(run: RunArguments, name: str | None = None) -> PromptFormat
 
     Worked examples can be written in any format, and replace those that a format draws only where
     the run trains on it; a system prompt describes only `prompt_format`.
-
-    Args:
-        run: a run.
-        name: of the format; by default, the run's own.
     """
     prompt_format = PROMPT_FORMATS[name or run.prompt_format]
     if run.system_prompt is not None and prompt_format.name == run.prompt_format:
@@ -295,11 +289,7 @@ def can_be_graded(dataset: Any) -> bool:
 
 
 def has_few_kinds(dataset: Any) -> bool:
-    """Check whether rows have a column `kind` of text, with few enough to log a metric of each.
-
-    Args:
-        dataset: any that TRL trains on.
-    """
+    """Check whether rows have a column `kind` of text, with few enough to log a metric of each."""
     if not isinstance(dataset, Dataset) or "kind" not in dataset.column_names:
         return False
     if dataset.features["kind"] not in (Value("string"), Value("large_string")):
@@ -354,13 +344,7 @@ def load_test_prompts(
     seed: int = 0,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Dataset:
-    """Load the test split with its prompts.
-
-    Args:
-        run: names the data and the prompt format.
-        limit: load this many rows, chosen by `seed`; None for all.
-        seed: of the choice.
-        tokenizer: see `build_prompts`.
+    """Load the test split with its prompts, or `limit` rows of it that the seed chooses.
 
     Raises:
         InputError: if the data cannot be loaded.
@@ -395,10 +379,6 @@ def prompt_token_ids(
 
     A chat template writes its special tokens itself; to plain text the tokenizer adds them, such as
     Llama's `<|begin_of_text|>`.
-
-    Args:
-        prompts: all chat messages, or all plain text.
-        tokenizer: the model's.
 
     Raises:
         InputError: if the tokenizer makes an empty prompt, or adds an end token to plain text.

@@ -155,10 +155,6 @@ def evaluate_greedily(
 ) -> dict[str, float]:
     """Validate a model during training: judge one greedy completion per prompt.
 
-    Args:
-        dataset: rows of `build_prompts`.
-        max_new_tokens: limit of a completion.
-
     Returns:
         `VALIDATION_SCORES`, and `accuracy/<kind>` for each kind of problem.
     """

@@ -139,10 +139,6 @@ def evaluate(
 ) -> Evaluated:
     """Evaluate one model, and write its records and results to `eval/<label>/`.
 
-    Args:
-        model: with its adapter, if the task has one.
-        baseline: to compare with.
-
     Raises:
         InputError: if the folder holds an evaluation with other settings, or memory runs out.
     """

@@ -95,13 +95,9 @@ def check_place(
     Args:
         folder: `eval/<label>`.
         identity: of this evaluation, as far as it is known.
-        adapter: folder of the adapter.
-        resume: continue what is there.
     """
-    unfinished, results = (
-        read_unfinished(folder) if resume else None,
-        read_results(folder / RESULTS),
-    )
+    unfinished = read_unfinished(folder) if resume else None
+    results = read_results(folder / RESULTS)
     if unfinished is not None:
         before = unfinished.settings
         _check_same_settings({key: before.get(key) for key in identity}, identity)

@@ -30,9 +30,6 @@ def fit_precision(settings: EvaluationSettings) -> EvaluationSettings:
 
     A line tells of it, and so do the labels of the results.
 
-    Args:
-        settings: of the baseline and of the trained model, which get the same precision.
-
     Raises:
         DoesNotFitError: if nothing else fits, or the precision was asked for.
     """
@@ -76,7 +73,6 @@ def add_adapter(
 
     Args:
         model: from `load_untrained`; do not use it afterwards.
-        settings: name the adapter and the precision.
 
     Raises:
         InputError: if the adapter does not fit the model, or memory runs out.

@@ -51,7 +51,6 @@ def generate_greedily(
 
     Args:
         prompts: token ids of the prompts, special tokens included (`data.prompt_token_ids`).
-        max_new_tokens: limit of a completion, in tokens.
         token_budget: tokens of one batch: those in the cache, where what prompts share is counted
             once, and completions of full length. None for `default_token_budget`.
         stop_strings: text that ends a completion and stays in it, see `sampling.stopping`.
@@ -90,7 +89,6 @@ def generate_in_batches(
         prompts: token ids. Equal neighbours are computed once: repeat a prompt to sample several
             completions of it.
         config: `greedy_config`, or `sampling_config`.
-        stops: text that ends a completion and stays in it.
         token_budget: tokens of one batch: those in the cache, where what prompts share is counted
             once, and completions of full length. None for `default_token_budget`.
         seed: of sampling. Each batch is seeded with it plus the number of prompts that are left,
@@ -180,13 +178,7 @@ def generate_batch(
     config: GenerationConfig,
     stops: StopStrings,
 ) -> list[list[int]]:
-    """Generate tokens for each prompt of one batch; what follows an end is padding.
-
-    Args:
-        prompts: token ids.
-        config: as `generate_in_batches` takes it.
-        stops: what ends a completion besides the end tokens.
-    """
+    """Generate tokens for each prompt of one batch; what follows an end is padding."""
     padded = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
     inputs = {name: tensor.to(model.device) for name, tensor in padded.items()}
     if can_generate_fast(model, config, inputs):

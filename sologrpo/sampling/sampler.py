@@ -60,8 +60,6 @@ class Sampler:
     """Samples completions with the requested engine, or with the one that the rule chooses.
 
     Args:
-        requested: `adapter`, `merged` or `auto`.
-        score: the trainer's forward pass.
         half: dtype of mixed precision; None if there is none.
         token_budget: tokens that the cache of a batch holds; None for what fits into memory.
 

@@ -176,13 +176,6 @@ def hash_text(text: str) -> str:
 def judge_answer(text: str, tokens: int, stop_reason: str, gold: str, prompt_format: str) -> Answer:
     """Judge one completion.
 
-    Args:
-        text: of the completion.
-        tokens: length of the completion.
-        stop_reason: `end_token`, `stop_string` or `length`.
-        gold: the raw answer of the data set.
-        prompt_format: a key of `PROMPT_FORMATS`.
-
     Raises:
         ValueError: if `gold` has no answer after `####`.
 
@@ -228,12 +221,8 @@ class RecordLog:
     `unfinished.json` holds the settings and the seconds until `finish` writes `results.json`. A
     line that a crash left incomplete is dropped.
 
-    Args:
-        folder: of the evaluation.
-        settings: everything that decides the completions, as JSON values.
-        resume: continue with the records that are there.
-
     Attributes:
+        settings: everything that decides the completions, as JSON values.
         seconds: spent on generating the records.
 
     Raises:

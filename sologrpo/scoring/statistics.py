@@ -46,13 +46,6 @@ def mcnemar_exact(newly_right: int, newly_wrong: int) -> float:
     It is the chance that a fair coin splits the changed problems at least as unevenly. Problems on
     which both models agree do not tell which is better, and are not counted.
 
-    Args:
-        newly_right: problems that only the trained model answers right.
-        newly_wrong: problems that only the baseline answers right.
-
-    Returns:
-        The p-value; 1.0 if no verdict changed.
-
     Example:
         >>> mcnemar_exact(1, 7)
         0.0703125
@@ -73,12 +66,6 @@ def paired_difference_interval(
     Method 10 of Newcombe, "Improved confidence intervals for the difference between binomial
     proportions based on paired data", Statistics in Medicine 17 (1998) 2635-2650: the Wilson
     intervals of the two accuracies, combined with the correlation of the two verdicts.
-
-    Args:
-        both_right: number of problems that both models answer right.
-        newly_right: number that only the trained model answers right.
-        newly_wrong: number that only the baseline answers right.
-        both_wrong: number that neither answers right.
     """
     table = (both_right, newly_right, newly_wrong, both_wrong)
     n = sum(table)
@@ -98,11 +85,6 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
     1 - C(n - c, k) / C(n, k): the share of all choices of k among the n samples that contain a
     right one. It is unbiased, unlike 1 - (1 - c / n)^k (Chen et al. 2021, "Evaluating Large
     Language Models Trained on Code", section 2.1).
-
-    Args:
-        samples: number of samples, n.
-        right: number of right samples, c.
-        k: from 1 to `samples`.
 
     Example:
         >>> pass_at_k(samples=4, right=1, k=2)
@@ -127,11 +109,7 @@ class Comparison(Schema):
 
 
 def compare_paired(baseline: Sequence[bool], trained: Sequence[bool]) -> Comparison:
-    """Compare the verdicts on two models.
-
-    Args:
-        baseline: whether the baseline answers each problem right.
-        trained: whether the trained model does, in the same order.
+    """Compare the verdicts on the answers of two models to the same problems.
 
     Raises:
         ValueError: if their lengths differ.

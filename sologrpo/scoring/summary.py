@@ -9,15 +9,7 @@ from sologrpo.scoring.statistics import pass_at_k, wilson_interval
 
 
 def summarise(records: Sequence[Record]) -> dict[str, Any]:
-    """Summarise the records of one model.
-
-    Args:
-        records: at least one.
-
-    Returns:
-        The numbers of `results.json`; docs/evaluation.md explains each. Rates are shares of all
-        records, from 0 to 1.
-    """
+    """Summarise at least one record: the numbers of `results.json`, see docs/evaluation.md."""
     n = len(records)
     correct, lenient = sum(r.correct for r in records), sum(r.lenient_correct for r in records)
     summary = {
