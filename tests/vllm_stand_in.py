@@ -22,8 +22,6 @@ class LLM:
     """Loads its weights as vLLM does; `calls` are all that it was asked for."""
 
     loaders: dict[str, type]
-    needs: tuple[str, ...] = ()  # further weights
-    fails: Exception | None = None
 
     def __init__(self, **settings: Any) -> None:
         torch.manual_seed(settings.get("seed", 0))
@@ -41,18 +39,14 @@ class LLM:
         return set(self.weights)
 
     def named_parameters(self) -> list[tuple[str, None]]:
-        return [(name, None) for name in (*self.weights, *self.needs)]
+        return [(name, None) for name in self.weights]
 
     def add_lora(self, request: LoRARequest) -> None:
-        if self.fails:
-            raise self.fails
         config = json.loads((Path(request.lora_path) / "adapter_config.json").read_text())
         self.calls.append(("add", request.lora_int_id, config["r"]))
         self.folder = Path(request.lora_path)
 
     def generate(self, prompts: list[Any], **settings: Any) -> list[Any]:
-        if self.fails:
-            raise self.fails
         self.calls.append(("generate", settings["lora_request"].lora_int_id))
         sampled = SimpleNamespace(
             token_ids=[5], logprobs=[{5: SimpleNamespace(rank=1, logprob=-6)}]

@@ -11,7 +11,6 @@ from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 import vllm_stand_in
-from sologrpo.errors import InputError, RunError
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.sampling import vllm_engine
 from sologrpo.sampling.vllm_engine import (
@@ -75,28 +74,6 @@ def test_the_settings_of_the_engine(tiny_llama: Path) -> None:
     assert not Path(llm.settings["model"]).exists()
 
 
-def test_an_engine_that_cannot_start_is_refused_in_one_line(
-    tiny_llama: Path, vllm: type[vllm_stand_in.LLM]
-) -> None:
-    vllm.needs = ("model.other.weight",)
-    with pytest.raises(InputError, match=r"vLLM cannot start: no weights for model\.other\.weight"):
-        started(with_adapter(tiny_llama), tiny_llama)
-
-
-def test_every_adapter_has_a_new_id_and_leaves_no_file(tiny_llama: Path) -> None:
-    model = with_adapter(tiny_llama)
-    llm = HotSwappedLLM(started(model, tiny_llama))
-    for _ in range(3):
-        llm.load_adapter(model)
-        assert not llm.folder.exists()
-    llm.generate([{"prompt_token_ids": [1]}], sampling_params=None)
-    llm.sleep(level=2)
-    assert llm.calls == [
-        ("add", 1, 4), ("remove", 1), ("add", 2, 4), ("remove", 2), ("add", 3, 4),
-        ("generate", 3), ("sleep", 1),
-    ]  # fmt: skip
-
-
 def test_an_adapter_of_another_name(tiny_llama: Path) -> None:
     model = with_adapter(tiny_llama)
     model.add_adapter("second", LoraConfig(r=2, target_modules="all-linear"))
@@ -104,20 +81,6 @@ def test_an_adapter_of_another_name(tiny_llama: Path) -> None:
     llm = HotSwappedLLM(started(model, tiny_llama))
     llm.load_adapter(model)
     assert llm.calls == [("add", 1, 2)]
-
-
-def test_what_vllm_raises_later_is_one_line(tiny_llama: Path) -> None:
-    model = with_adapter(tiny_llama)
-    llm = HotSwappedLLM(started(model, tiny_llama))
-    llm.load_adapter(model)
-    llm._llm.fails = RuntimeError("EngineDeadError\nwith details")
-    with pytest.raises(RunError, match="vLLM could not load the adapter: EngineDeadError: --resum"):
-        llm.load_adapter(model)
-    with pytest.raises(RunError, match="vLLM could not sample: EngineDeadError: --resume"):
-        llm.generate([])
-    llm._llm.fails = torch.OutOfMemoryError("CUDA out of memory.")
-    with pytest.raises(torch.OutOfMemoryError):
-        llm.generate([])
 
 
 @pytest.mark.parametrize(

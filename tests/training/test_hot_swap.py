@@ -61,32 +61,6 @@ def test_the_weights_sleep_in_main_memory_and_wake_before_the_swap(tiny_llama: P
     assert generation.llm.calls == expected
 
 
-def test_without_sleep_mode_nothing_sleeps(tiny_llama: Path) -> None:
-    generation = build(with_adapter(tiny_llama), tiny_llama)
-    generation.sync_weights()
-    generation.generate([[1, 2]], None, 1)
-    assert generation.llm.calls == [("add", 1, 4), ("generate", 1)]
-    settings = generation.llm.settings
-    assert settings["logprobs_mode"] == "processed_logprobs"
-    assert settings["distributed_executor_backend"] == "external_launcher"
-
-
-def test_no_sync_changes_the_weights_of_either_side(tiny_llama: Path) -> None:
-    """A merge into four bits, and its removal, would round them each time."""
-    model = with_adapter(tiny_llama, nf4=True)
-    generation = build(model, tiny_llama)
-    adapter = {name: p for name, p in model.named_parameters() if "lora_" in name}
-    ours = {n: p.detach().clone() for n, p in model.named_parameters() if n not in adapter}
-    theirs = {name: weight.clone() for name, weight in generation.llm.weights.items()}
-    for _ in range(3):
-        for parameter in adapter.values():
-            parameter.data += 0.1  # an update
-        generation.sync_weights()
-    assert [call[0] for call in generation.llm.calls].count("add") == 3
-    assert all(torch.equal(model.get_parameter(name), weight) for name, weight in ours.items())
-    assert all(torch.equal(generation.llm.weights[n], weight) for n, weight in theirs.items())
-
-
 def test_models_without_an_adapter_are_synced_as_in_trl(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
