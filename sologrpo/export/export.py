@@ -65,9 +65,6 @@ class Export:
     """An export whose input was checked.
 
     Attributes:
-        settings: of the evaluation of the run: model, adapter, data.
-        arguments: the flags of the export.
-        adapter: of the run.
         made_from: describes everything that each model depends on.
         folders: of the models to be saved, in the order of making.
         finished: gaps of the models that an earlier call saved and measured.
@@ -233,7 +230,8 @@ def _make_merged(export: Export, check: ParityCheck) -> Gap:
     folder = begin_folder(export.folders["merged"], made_from)
     _merge_to_disk(export, kind, folder)
     release_unused()
-    return finish_folder(folder, made_from, check.measure(kind, folder))
+    name = kind if export.settings.trained_in_4bit else "merged"
+    return finish_folder(folder, made_from, check.measure(name, folder))
 
 
 def _merge_kind(export: Export) -> str:
