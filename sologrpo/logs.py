@@ -1,6 +1,7 @@
 """Write and read what a run logs: its metrics, its warnings, and the completions that it sampled.
 
-A row or a file belongs to a step. TRL writes the completions, in one Parquet file per step.
+A row or a file belongs to a step. TRL writes the completions, in one Parquet file per step. The
+readers raise `InputError` for what is damaged.
 """
 
 import json
@@ -70,11 +71,7 @@ def _append(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def read_metrics(path: Path) -> Metrics:
-    """Read the points of each metric. A step that was trained again after a resume counts once.
-
-    Raises:
-        InputError: if a complete line is damaged.
-    """
+    """Read the points of each metric. A step that was trained again after a resume counts once."""
     points: dict[str, dict[int, float]] = defaultdict(dict)
     for row in _read_lines(path, _Row):
         for name, value in row:
@@ -84,11 +81,7 @@ def read_metrics(path: Path) -> Metrics:
 
 
 def read_warnings(path: Path) -> list[Warned]:
-    """Read the latest warning of each topic: a resumed run warns again.
-
-    Raises:
-        InputError: if a complete line is damaged.
-    """
+    """Read the latest warning of each topic: a resumed run warns again."""
     return [*{warned.topic: warned for warned in _read_lines(path, Warned)}.values()]
 
 
@@ -105,21 +98,13 @@ def _read_lines(path: Path, schema: type[T]) -> list[T]:
 
 
 def count_completions(path: Path) -> int:
-    """Count the completions of a step, from the end of its file.
-
-    Raises:
-        InputError: if the file is damaged, or unfinished.
-    """
+    """Count the completions of a step, from the end of its file."""
     with _naming(path):
         return int(pq.read_metadata(path).num_rows)
 
 
 def read_completions(path: Path) -> list[dict[str, Any]]:
-    """Read the completions of a step, with their columns as TRL and the rewards logged them.
-
-    Raises:
-        InputError: if the file is damaged, or unfinished.
-    """
+    """Read the completions of a step, with their columns as TRL and the rewards logged them."""
     with _naming(path):
         rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
         return rows
