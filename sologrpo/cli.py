@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -91,7 +92,7 @@ def understand(command: str, given: Sequence[str]) -> list[str]:
     is_bare = bool(given) and not given[0].startswith("-")
     flag = FIRST[command]
     words = [flag, *given] if is_bare else list(given)
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         name, joined, value = word.partition("=")
         if name == flag:
             (find_config if command == "train" else _check_run)(value if joined else following)

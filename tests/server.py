@@ -210,6 +210,11 @@ def serve() -> Job | None:
 def become(job: Job) -> None:
     """Turn the fork into a process such as a shell starts."""
     os.setsid()
+    from wandb.sdk.data_types import _private  # imported before: TRL does
+
+    # Else each fork would remove, at its end, the folder of the process that has imported W&B.
+    atexit.unregister(_private.MEDIA_TMP.cleanup)
+    _private.MEDIA_TMP._finalizer.detach()
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.chdir(job.cwd)

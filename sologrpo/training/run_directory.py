@@ -275,6 +275,7 @@ def resolved_config(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig)
         model: TRL's, of the model.
     """
     merged = {**vars(run), **args.to_dict(), **vars(model), "hub_token": None}  # in HF_TOKEN
+    del merged["origins"]  # not a setting: where each came from in this command
     public = {key: value for key, value in merged.items() if not key.startswith("_")}
     plain: dict[str, Any] = json.loads(json.dumps(public, default=str))  # enumerations by value
     return {key: redact(value, key) for key, value in plain.items()}

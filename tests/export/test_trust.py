@@ -226,8 +226,8 @@ RUNS_TEXT = {"eval", "exec", "compile", "__import__", "literal_eval", "system", 
 JSON_ONLY = {"loads"}  # json.loads; pickle is not imported
 
 
-# They start the process in which a user's reward runs, and send it the batch; they judge nothing.
-PROCESSES = {"remote.py", "worker.py"}
+# It starts the process in which a user's reward runs, and sends it the batch; it judges nothing.
+PROCESSES = {"contained.py"}
 REWARDS = sorted(p for p in (ROOT / "rewards").glob("*.py") if p.name not in PROCESSES)
 
 

@@ -221,7 +221,7 @@ def test_in_bf16_the_adapter_the_loss_and_the_log_softmax_are_in_fp32(
     def build_watched(*args: Any) -> Any:
         trainer = build(*args)
         watched(trainer._scorer, "score", "log-probs", lambda scores: scores[0])
-        watched(trainer, "_compute_loss", "loss", lambda loss: loss)
+        watched(trainer._loss, "_forward", "loss", lambda loss_and_metrics: loss_and_metrics[0])
         watched(trainer._rollout.sampler, "sample", "sampled", lambda s: s.log_probs)
         trainers.append(trainer)
         return trainer

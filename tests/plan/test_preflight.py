@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
-from transformers import AutoConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig
 
 from sologrpo.config.parsing import parse_config
 from sologrpo.console import Terminal
@@ -162,19 +162,6 @@ def test_a_model_that_cannot_be_built_is_refused(
     assert str(folder) in refusal(folder)
 
 
-@pytest.mark.parametrize("template", ["{{ raise_exception('no system role') }}", "{% broken"])
-def test_a_chat_template_that_refuses_the_prompt(
-    tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory, template: str
-) -> None:
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(tiny_llama))
-    tokenizer.chat_template = template
-    tokenizer.save_pretrained(folder)
-    config = (tiny_llama / "config.json").read_text(encoding="utf-8")
-    (folder / "config.json").write_text(config, encoding="utf-8")
-    assert "set system_prompt to ''" in refusal(folder)
-
-
 def test_what_the_trainer_refuses_is_one_line(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +182,9 @@ def test_only_the_client_gets_the_credentials_of_a_url(
 
     def build(args: Any, **_: object) -> Any:
         given.append(args.vllm_server_base_url)
-        return SimpleNamespace(args=copy.copy(args), remove_callback=lambda callback: None)
+        trainer = SimpleNamespace(args=copy.copy(args), remove_callback=lambda callback: None)
+        trainer.callback_handler = SimpleNamespace(callbacks=[])
+        return trainer
 
     monkeypatch.setattr(run, "SoloGRPOTrainer", build)
     named = ["--config", "quickstart", "--model_name_or_path", str(tiny_llama)]

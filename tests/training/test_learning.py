@@ -19,7 +19,7 @@ from rewards.completions import texts_of
 from sologrpo.config.parsing import parse_config
 from sologrpo.data.dataset import load_train_and_validation
 from sologrpo.model.loading import load_base_model, load_tokenizer
-from sologrpo.training.rollout import GenerationBatch
+from sologrpo.training.packing import Batch
 from sologrpo.training.trainer import SoloGRPOTrainer
 from tiny import ROOT
 
@@ -89,10 +89,10 @@ def enough_digits(completions: list[Any], **kwargs: Any) -> list[float]:
 class WrongSign(SoloGRPOTrainer):
     """Trains on the negative advantages."""
 
-    def _sample_groups(self, inputs: list[dict[str, Any]]) -> GenerationBatch:
-        generation = super()._sample_groups(inputs)
-        generation.inputs["advantages"] = -generation.inputs["advantages"]
-        return generation
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
+        batch = super()._generate_and_score_completions(inputs)
+        batch["advantages"] = -batch["advantages"]
+        return batch
 
 
 def gain(

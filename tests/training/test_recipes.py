@@ -143,7 +143,7 @@ def test_two_processes_take_twice_the_completions(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("--num_generations 1", "num_generations: 1; expected greater than"),
+        ("--num_generations 1", "at least 2 generations"),
         ("--per_device_train_batch_size 0", "per_device_train_batch_size: 0; expected greater"),
         ("--generation_batch_size 64 --steps_per_generation 2", "give one"),
     ],
