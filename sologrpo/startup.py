@@ -205,6 +205,9 @@ def drop_output() -> None:
 def _end_process() -> None:
     """Let a process that has done its work exit in peace."""
     _set_handlers(signal.SIG_IGN)
+    # CPython notes that a KeyboardInterrupt left an `eval` of text, such as namedtuple's while a
+    # library is imported, and `python -m` would end by SIGINT for it. The next `eval` clears that.
+    eval("0")
     try:
         sys.stdout.flush()
     except BrokenPipeError:
