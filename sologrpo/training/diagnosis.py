@@ -44,12 +44,7 @@ EASIER = (
 
 
 class Diagnosis(TrainerCallback):  # type: ignore[misc]
-    """Print a warning when the metrics show that a run is not learning.
-
-    Args:
-        console: where to print.
-        max_completion_length: tokens, named in the warnings.
-    """
+    """Print a warning when the metrics show that a run is not learning."""
 
     def __init__(self, console: Console, max_completion_length: int) -> None:
         self._console = console
@@ -135,12 +130,7 @@ def _checksums(model: torch.nn.Module) -> dict[str, tuple[float, float]]:
 
 
 def findings(history: Mapping[str, list[float]], limit: int) -> Iterator[tuple[str, str]]:
-    """Find problems in the metrics so far; yield (topic, warning).
-
-    Args:
-        history: values of each metric, oldest first, of the steps that sampled.
-        limit: of a completion, in tokens.
-    """
+    """Find problems in the metrics, oldest value first; yield (topic, warning)."""
     yield from _about_truncation(history.get("completions/clipped_ratio", []), limit)
     yield from _about_signal(history)
     yield from _about_entropy(history)

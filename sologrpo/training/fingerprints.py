@@ -28,11 +28,7 @@ def take_fingerprints(
     tokenizer: PreTrainedTokenizerBase,
     rewards: Sequence[Reward],
 ) -> dict[str, str]:
-    """Hash what a run is made from, by names that an error message can give.
-
-    Args:
-        datasets: prompts to train on, and to validate on if there are any.
-    """
+    """Hash what a run is made from, by names that an error message can give."""
     train, validation = datasets
     found = {
         "base weights": _model(model),

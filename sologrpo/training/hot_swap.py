@@ -2,7 +2,7 @@
 
 TRL merges the adapter into the weights before every sync and takes it out again. Half precision and
 NF4 round at both, so the frozen weights drift, and vLLM samples from another model than the one
-that is trained. Here neither vLLM's weights nor the trainer's change during a run.
+that is trained.
 """
 
 from typing import Any
@@ -66,17 +66,7 @@ class ServedVllm(VLLMGeneration):  # type: ignore[misc]
 
 
 def build_vllm(model: Any, accelerator: Accelerator, mode: str, **settings: Any) -> VLLMGeneration:
-    """Build what TRL's trainer samples with, for `use_vllm`.
-
-    Args:
-        model: with an adapter, if vLLM is to swap it; others are synced as in TRL.
-        accelerator: the trainer's.
-        mode: `colocate` or `server`.
-        settings: the others of `VLLMGeneration`.
-
-    Raises:
-        InputError: if vLLM cannot start, or does not support the adapter.
-    """
+    """Build what TRL's trainer samples with; only an adapter of unsharded weights is swapped."""
     backend = DistributedBackend(accelerator)
     is_sharded = backend.is_fsdp or backend.is_zero3
     swapping = {"colocate": HotSwappedVllm, "server": ServedVllm}

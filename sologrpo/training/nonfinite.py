@@ -13,19 +13,10 @@ from sologrpo.errors import RunError
 def check_finite(
     value: torch.Tensor, gradients: list[torch.Tensor], step: int, is_scaled: bool
 ) -> None:
-    """Stop the run, in all processes, if the loss or a gradient of one is NaN or infinite.
+    """Stop all processes, before weights change, if the loss or a gradient of one is not finite.
 
     A gradient that is scaled for fp16 may overflow: the scaler leaves that step out, and scales the
     next ones less.
-
-    Args:
-        value: of the loss.
-        gradients: of this process.
-        step: optimizer step, counted from 1.
-        is_scaled: a `GradScaler` checks the gradients.
-
-    Raises:
-        RunError: before the weights have changed.
     """
     finite = all_finite([value] if is_scaled else [value, *gradients])
     if not all(gather_object([finite])):
@@ -50,11 +41,7 @@ class StopAtNonfiniteWeights(TrainerCallback):  # type: ignore[misc]
         model: torch.nn.Module,
         **kwargs: Any,
     ) -> None:
-        """Check the weights that the step has changed.
-
-        Raises:
-            RunError: if one is NaN or infinite.
-        """
+        """Check the weights that the step has changed."""
         if not all_finite(p for p in model.parameters() if p.requires_grad):
             raise RunError(
                 f"step {state.global_step} made weights of the adapter NaN or infinite, and they "

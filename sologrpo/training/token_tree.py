@@ -51,15 +51,12 @@ class TokenTree:
     """Some rows of a batch in one sequence.
 
     Attributes:
-        input_ids: (1, N).
         position_ids: (1, N) as if each completion followed its prompt alone.
         places: (K,) the places with a token to predict.
         next_ids: (1, K) that token.
         targets: (K,) its index in (B, T), flattened.
-        root: places of the root.
         branches: in the order of their places; they begin after the root.
         shape: (B, T) of the completions.
-        is_shared: prompts are shared; otherwise each row stands for itself.
     """
 
     input_ids: torch.Tensor
@@ -84,10 +81,7 @@ class TokenTree:
     def of(cls, tokens: Tokens, share_prompts: bool) -> "TokenTree":
         """Lay out rows; those whose completion is masked get no place.
 
-        Args:
-            tokens: of the rows.
-            share_prompts: have one branch for all completions of a prompt, and a root. Without it,
-                the sequence is what transformers takes for packed rows.
+        Without `share_prompts` the sequence is what transformers takes for packed rows.
         """
         prompts, completions = tokens.prompts, tokens.completions
         shape = torch.Size([len(completions), tokens.completion_T])

@@ -1,8 +1,7 @@
 """`SoloGRPOTrainer`: TRL's `GRPOTrainer` that does less work for the same gradient.
 
-It is composed of three parts, each in its own module: the rollout (`rollout`), the advantages
-(`advantages`) and the packed loss (`packed_loss`). Every override here names the lines of TRL
-1.16.0 that it relies on, in `grpo_trainer.py`; what is replaced within TRL is in `trl_patches`.
+Every override names the lines of TRL 1.16.0 that it relies on, in `grpo_trainer.py`; what is
+replaced within TRL is in `trl_patches`.
 
 Shapes: B rows of a batch, G completions of one prompt, P prompts, T tokens, R rewards.
 """
@@ -438,11 +437,6 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
         TRL, which evaluates on all other rows, averages samples at the training temperature: not
         the accuracy that users will see. Each process grades all prompts, with the same scores.
-
-        Args:
-            eval_dataset: as TRL takes it: rows, a stream, a dictionary of them, or a key of one.
-            ignore_keys: for TRL's evaluation.
-            metric_key_prefix: of the names that are logged.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):  # a key, transformers 5.23.0, trainer.py:2640
