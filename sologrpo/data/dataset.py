@@ -183,8 +183,8 @@ def build_prompts(
 def prompt_format_of(run: RunArguments, name: str | None = None) -> PromptFormat:
     """Return a prompt format, with what a run replaces in it.
 
-    Worked examples can be written in any format, and replace those that a format draws only where
-    the run trains on it; a system prompt describes only `prompt_format`.
+    Worked examples replace those that a format draws only where the run trains on it; a system
+    prompt describes only `prompt_format`.
     """
     prompt_format = PROMPT_FORMATS[name or run.prompt_format]
     if run.system_prompt is not None and prompt_format.name == run.prompt_format:

@@ -65,9 +65,8 @@ class ValidateAtEnd(TrainerCallback):  # type: ignore[misc]
 class ConsoleLog(TrainerCallback):  # type: ignore[misc]
     """Print one line per logged step, validation scores, and a few completions every N steps.
 
-    On a terminal a progress bar shows the step and the remaining time; elsewhere everything is
-    plain lines without control characters. Completions are read from the files that
-    `log_completions` writes: without these none are shown.
+    A terminal has a progress bar too; elsewhere lines have no control characters. Completions are
+    read from the files that `log_completions` writes: without these none are shown.
     """
 
     def __init__(self, console: Terminal, samples_every: int = SAMPLES_EVERY) -> None:
@@ -168,9 +167,8 @@ def _bar(console: Console) -> Progress:
 def seconds_left(ends: Sequence[float], steps: int) -> float:
     """Estimate the seconds of the remaining steps from the ends of past ones; 0 if it is too early.
 
-    The later half of the steps so far counts. So the first step, which warms up and tests the
-    sampling engines, never does; and steps that sample, validate or save are averaged with the
-    others.
+    Only the later half of the steps counts: never the first, which warms up and tests the engines.
+    Those that sample and those that do not, validations and checkpoints are averaged.
 
     >>> seconds_left([100.0, 110.0, 120.0], 6)
     60.0

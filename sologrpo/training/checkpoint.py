@@ -40,10 +40,9 @@ _FOLDER = re.compile(CHECKPOINT.format(r"(\d+)"))
 class FinishCheckpoints(TrainerCallback):  # type: ignore[misc]
     """Write each checkpoint's manifest, and only then delete older checkpoints, by step.
 
-    A process that is killed before the manifest leaves an incomplete checkpoint and all older ones.
-    transformers' rotation (trainer.py:3417) is turned off in `args`: it comes before the manifest
-    and goes by the time of modification, which deletes each new checkpoint once the clock was set
-    back.
+    transformers' rotation (trainer.py:3417) is turned off in `args`: it comes before the manifest,
+    so that a killed process may leave none complete, and goes by the time of modification, which
+    deletes each new checkpoint once the clock was set back.
     """
 
     def __init__(self, args: TrainingArguments) -> None:
@@ -254,8 +253,7 @@ class EpochSampler(RepeatSampler):  # type: ignore[misc]
 def train_from(trainer: GRPOTrainer, checkpoint: Path | None) -> None:
     """Train, from a checkpoint if there is one; of a finished run only load the trained weights.
 
-    transformers compares the step with `max_steps` after a step, not before: resumed at its last
-    checkpoint, a finished run would take a step too many.
+    transformers, resumed at the last checkpoint of a finished run, would take a step too many.
     """
     planned = optimizer_steps(trainer.args, len(trainer.train_dataset))
     if checkpoint is not None and step_of(checkpoint) >= planned:
@@ -313,7 +311,7 @@ class StopWithCheckpoint(TrainerCallback):  # type: ignore[misc]
     """
 
     def exit_if_stopped(self, state: TrainerState) -> None:
-        """Exit if a signal stopped training: 0 after SIGTERM, 130 after Ctrl-C as shells do."""
+        """Exit if a signal cut training short: 0 after SIGTERM, 130 after Ctrl-C as shells do."""
         if (number := stopped_by()) is not None and state.global_step < state.max_steps:
             raise SystemExit(130 if number == signal.SIGINT else 0)
 

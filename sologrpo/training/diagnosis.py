@@ -1,8 +1,4 @@
-"""Warnings during a run: problems that keep it from learning, and how to fix them.
-
-Nothing here stops a run or changes it. Each warning is printed once, and written to
-`warnings.jsonl` for the report.
-"""
+"""Warnings during a run: problems that keep it from learning, and how to fix them."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,4 @@
-"""Decide which parts of a run are left to TRL, so that our trainer can replace `GRPOTrainer`.
-
-Our trainer speeds up text, a single turn, and losses that are sums over rows.
-"""
+"""Decide which parts of a run are left to TRL, so that our trainer can replace `GRPOTrainer`."""
 
 import copy
 import os

@@ -1,7 +1,4 @@
-"""Fingerprints: what a run is made from, recorded at its start and compared when it is resumed.
-
-Settings name files, models and functions; a fingerprint is of their content.
-"""
+"""Fingerprints: what a run is made from, by content, to compare when it is resumed."""
 
 import json
 from collections.abc import Iterable, Sequence

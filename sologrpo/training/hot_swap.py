@@ -1,8 +1,7 @@
 """vLLM that samples with hot-swapped adapters, in place of TRL's weight sync.
 
-TRL merges the adapter into the weights before every sync and takes it out again. Half precision and
-NF4 round at both, so the frozen weights drift, and vLLM samples from another model than the one
-that is trained.
+TRL merges the adapter before every sync and takes it out again. Half precision and NF4 round at
+both, so the frozen weights drift, and vLLM samples from another model than is trained.
 """
 
 from typing import Any
@@ -23,9 +22,9 @@ from sologrpo.training.trl_patches import replaced
 class HotSwappedVllm(VLLMGeneration):  # type: ignore[misc]
     """TRL's colocated vLLM, on the base weights of the trainer, with its adapter.
 
-    Relies on trl/generation/vllm_generation.py of TRL 1.16.0: `_init_vllm` (341-372) makes an `LLM`
-    as `self.llm`, and `generate` calls its `wake_up`, `generate` and `sleep`, and `sync_weights`
-    where it asked for level 2 (583 and 761-763).
+    In trl/generation/vllm_generation.py of TRL 1.16.0 `_init_vllm` (341-372) makes an `LLM` as
+    `self.llm`, and `generate` calls its `wake_up`, `generate` and `sleep`, and `sync_weights` where
+    it asked for level 2 (583 and 761-763).
     """
 
     def _init_vllm(self) -> None:

@@ -1,7 +1,7 @@
 """The GRPO loss of rows whose tokens are scored.
 
 It is `_compute_loss` of TRL 1.16.0 (grpo_trainer.py:2989-3290) for the settings that a packed pass
-takes over; `drop_in` names the others. `tests/training/test_gradient.py` compares the two.
+takes over; `drop_in` names the others.
 
 Shapes: B rows, T tokens of a completion; 1 where one value stands for a whole row.
 """

@@ -29,8 +29,7 @@ def check_finite(
 class StopAtNonfiniteWeights(TrainerCallback):  # type: ignore[misc]
     """Stop a run whose weights are no longer finite, before they are saved.
 
-    The gradients may all be finite: a learning rate that is too high is enough, and TRL's trainer
-    checks nothing.
+    All gradients may be finite: a learning rate that is too high is enough.
     """
 
     def on_step_end(

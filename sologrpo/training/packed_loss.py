@@ -1,8 +1,7 @@
 """The loss and its gradient in micro-batches that are packed by tokens.
 
 TRL's loss is a sum over the rows of a batch, up to a constant. So rows that cannot change the
-gradient are left out, and the others pass through the model in micro-batches of a bounded number of
-tokens, without padding and with each token once (`token_tree`).
+gradient are left out, and the others are packed without padding, each token once (`token_tree`).
 
 Shapes: B rows of a batch, N sequences, T tokens.
 """
@@ -104,7 +103,7 @@ class PackedScorer:
     def score(
         self, model: torch.nn.Module, tokens: Tokens
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return (B, T) log-probs of the completions in one pass, and entropies of a policy.
+        """Score (B, T) completions in one pass: log-probs, and entropies, None of a reference.
 
         At least one completion must have a token, and the model TRL's fused LM head.
         """
@@ -140,11 +139,7 @@ class PackedScorer:
     def within_memory(
         self, run: Callable[[list[Pass]], Result], which: Iterable[int], tokens: Tokens
     ) -> Result:
-        """Run over rows packed by tokens; where memory runs out, again in smaller passes.
-
-        Rows without completion tokens are left out. `run` takes the rows of every pass with the
-        number of tokens that it computes.
-        """
+        """Run over the packed rows that have tokens; if memory runs out, in smaller passes."""
         rows = Rows.of(tokens, self._shares_prompts)
         with_tokens = [row for row in which if rows.completion_T[row]]
         while True:
@@ -184,9 +179,8 @@ class MicroBatchLog:
 class PackedLoss:
     """Compute the gradients of one optimizer step, micro-batch by micro-batch.
 
-    DDP and DeepSpeed average the gradients, and DeepSpeed takes the optimizer step, in hooks of the
-    backward pass. Here they see one backward pass per step, so processes may differ in their number
-    of micro-batches, and the gradient is the same with any of them.
+    DDP and DeepSpeed work in hooks of the backward pass. Here they see one per step, so processes
+    may differ in their number of micro-batches, and the gradient is the same with any of them.
     """
 
     def __init__(self, scorer: PackedScorer, trainer: GRPOTrainer) -> None:
@@ -202,13 +196,10 @@ class PackedLoss:
         rows: list[int],
         log_sampler_kl: bool,
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[MicroBatchLog]]:
-        """Compute the gradients of these rows, without the hooks of DDP and DeepSpeed.
+        """Compute the loss, detached, and fp32 gradients of these rows, with a log per micro-batch.
 
-        `log_sampler_kl` is for an old policy that is the sampler's, whose distance it logs.
-
-        Returns:
-            The sum of the losses, detached, the gradient in fp32 of every trainable parameter, and
-            what each micro-batch logged.
+        The hooks of DDP and DeepSpeed do not run. `log_sampler_kl` is for an old policy that is the
+        sampler's, whose distance it logs.
         """
         model = self._accelerator.unwrap_model(model)
         parameters = _trainable(model)
@@ -333,7 +324,6 @@ def _trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 
 def _compare_to_old_policy(log_probs_BT: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
-    """Describe the new over the old probability of every completion token."""
     hidden_BT = ~batch["completion_mask"].bool()
     old_BT: torch.Tensor | None = batch.get("old_per_token_logps")
     if old_BT is None:  # the policy that sampled is the one that is trained: 1 by definition

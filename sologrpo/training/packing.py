@@ -34,7 +34,7 @@ def rows_of_sequences(
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids of rows in main memory, without padding, which only `completion_T` counts."""
+    """Token ids of rows in main memory, without what is masked; `completion_T` counts padding."""
 
     prompts: list[tuple[int, ...]]
     completions: list[list[int]]

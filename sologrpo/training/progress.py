@@ -1,7 +1,4 @@
-"""Progress of a run: seconds of a step by part, tokens per second, memory, steps done.
-
-Every name that is logged here is explained in `docs/metrics.md`.
-"""
+"""Progress of a run: seconds of a step by part, tokens per second, memory (`docs/metrics.md`)."""
 
 import resource
 import time
@@ -26,11 +23,6 @@ class StepMeter(TrainerCallback):  # type: ignore[misc]
     A second belongs to one part: what runs inside another part is not counted there again. So the
     parts add up to the step, from before its first batch to after the optimizer's update. The rest
     is training.
-
-    >>> meter = StepMeter(metrics)
-    >>> with meter.part("sampling"):
-    ...     completion_ids = sample()
-    >>> meter.count("sampling", sum(map(len, completion_ids)))
     """
 
     def __init__(self, metrics: dict[str, list[float]]) -> None:

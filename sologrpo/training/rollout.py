@@ -38,8 +38,7 @@ LogProbs = list[list[float]] | None
 class GenerationBatch:
     """A generation batch, and what is learned about it while TRL samples and scores it.
 
-    With `has_sampled_log_probs` the loss takes those of the sampler for the old policy's, which TRL
-    need not compute.
+    With `has_sampled_log_probs` TRL need not compute those of the old policy.
     """
 
     rewards: GroupRewards = field(init=False)
@@ -47,10 +46,7 @@ class GenerationBatch:
 
 
 class Rollout:
-    """Sample completions in place of `model.generate`, and cut them at stop strings.
-
-    With an `obstacle` all sampling is left to TRL.
-    """
+    """Sample in place of `model.generate` if there is no obstacle, and cut at stop strings."""
 
     def __init__(
         self,
@@ -72,7 +68,7 @@ class Rollout:
     def sampling_loop(self, model: Model) -> Iterator[list[Sampled]]:
         """Sample with our loop where TRL calls `model.generate`.
 
-        The list that it yields gets what our loop sampled; it stays empty if TRL sampled.
+        The list that it yields stays empty if TRL sampled.
         """
         original = model.generate
         obstacle_of_all = self._obstacle or obstacle_of_model(model)

@@ -47,7 +47,8 @@ def build_trainer(
 ) -> GRPOTrainer:
     """Build our trainer, or TRL's with `trainer: stock`, and the callbacks of a run.
 
-    Rewards come in the order of `reward_weights`; further callbacks are called last.
+    Data sets are to train and to validate on, rewards in the order of `reward_weights`; the further
+    callbacks are called last.
 
     Raises:
         InputError: if the trainer refuses the settings.

@@ -98,14 +98,13 @@ def open_run_directory(
 ) -> OpenedRun:
     """Make the run directory, or choose the checkpoint to resume from; keep other processes out.
 
-    Every command line may contain `--resume`: without a run there, or without a complete
-    checkpoint, training starts from the beginning. What an interrupted run left after its last
-    complete checkpoint is removed or renamed, because those steps are repeated.
+    Every command line may contain `--resume`: without a complete checkpoint, training starts from
+    the beginning. What an interrupted run left after it is removed or renamed: those steps are
+    repeated.
 
     Raises:
-        InputError: if the directory already holds a run and `--resume` is missing, if that run
-            cannot be resumed with these settings or was made from something else, or if another
-            process is training there. The directory is left untouched then.
+        InputError: if `--resume` is missing where a run is, or impossible with these settings, or
+            another process is training there. The directory is left untouched then.
     """
     directory = Path(args.output_dir)
     used = (directory / RUN_CONFIG).exists() or bool(checkpoints_of(directory))
@@ -152,10 +151,7 @@ def open_run_directory(
 def _check_can_resume(
     checkpoint: Path, settings: dict[str, Any], now: RunEnvironment, accept_changes: bool
 ) -> RunEnvironment:
-    """Return what to record of a resumed run: `now`, with the changes that were accepted.
-
-    Settings that may differ are named; those under which the checkpoint means nothing are refused.
-    """
+    """Return what to record of a resumed run: `now`, with the changes that were accepted."""
     directory, step = checkpoint.parent, step_of(checkpoint)
     if not (directory / RUN_CONFIG).exists() and not (directory / ENVIRONMENT).exists():
         return now  # a checkpoint alone, such as one from the Hub

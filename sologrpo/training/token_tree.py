@@ -1,8 +1,7 @@
 """Rows of a batch in one sequence that has each of their tokens once, and attention over it.
 
-The rows of a generation batch are a tree: tokens that all prompts begin with (the root: a system
-prompt, worked examples), the rest of each prompt (its stem), and the completions. They form one
-sequence without padding, so that everything but attention needs no change at all:
+Tokens that all prompts begin with (the root), the rest of each prompt (its stem) and the
+completions are a tree, laid out so that everything but attention needs no change at all:
 
     root | stem 1, completion, completion, ... | stem 2, completion, ... | ...
 
@@ -71,10 +70,7 @@ class TokenTree:
 
     @property
     def attention(self) -> dict[str, Any]:
-        """The arguments of the model's forward pass that decide who sees whom.
-
-        Without any, transformers reads from the positions where rows begin.
-        """
+        """The arguments of the forward pass that decide who sees whom; none for packed rows."""
         return along(self) if self.is_shared else {}
 
     @classmethod

@@ -77,18 +77,15 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     - Rows whose advantage is exactly zero are left out of the forward and backward pass where they
       cannot change the gradient. The rest is computed without padding, and each token that rows
       have in common once, in passes sized by the batch and the free memory.
-    - The LM head scores completion tokens only, on a CPU too.
     - Stop strings of the prompt format end a completion, row by row, as an end token does.
-    - `evaluate()` grades one greedy completion of every prompt that `build_prompts` made, at the
-      training prompt, length and judge. Other data sets are evaluated as in TRL.
+    - `evaluate()` grades one greedy completion of every prompt that `build_prompts` made.
+      Other data sets are evaluated as in TRL.
 
     What it cannot reproduce exactly runs as in TRL; `as_in_trl` tells which parts do, and why. With
-    TRL's own `GRPOConfig` it also prints completions and writes the model card as TRL does; with
-    `SoloGRPOConfig` that is left to the callbacks and to the export.
+    TRL's own `GRPOConfig` it also prints completions and writes the model card as TRL does.
 
-    Example:
-        >>> from sologrpo import SoloGRPOTrainer as GRPOTrainer
-        >>> GRPOTrainer(model, reward_funcs, args, train_dataset=dataset).train()
+    >>> from sologrpo import SoloGRPOTrainer as GRPOTrainer
+    >>> GRPOTrainer(model, reward_funcs, args, train_dataset=dataset).train()
     """
 
     # The batch that TRL is sampling and scoring. Only `_generate_and_score_completions` sets it:
@@ -401,10 +398,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return EpochSampler.like(super()._get_train_sampler(dataset))
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write TRL's card, which comes with every checkpoint (3389).
-
-        Not in a run of ours: `adapter/` has its own card, which knows a base model on disk.
-        """
+        """Write TRL's card (3389), but in our runs none: `adapter/` has one."""
         if not self._replaces_trl_output:
             super().create_model_card(*args, **kwargs)
 

@@ -38,11 +38,7 @@ def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def generate_replaced(model: Any, generate: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Sample by `generate` where TRL calls `model.generate`.
-
-    1859-1872: `_generate_single_turn` calls it as `generate(**inputs, generation_config=...)` on
-    the unwrapped model.
-    """
+    """Sample by `generate` where TRL (1859-1872) calls that of the unwrapped model."""
     with replaced(model, "generate", generate):
         yield
 
@@ -62,9 +58,8 @@ def lm_head_at(model: Any, places: torch.Tensor) -> Iterator[None]:
     """Score these (K,) places of a sequence only, without waiting for the device.
 
     trl/trainer/utils.py:1606-1660 would find them by a mask, and the host would wait for their
-    number. So the backbone hands on their hidden states alone, and there is nothing to drop. The
-    size of a tile is handed to the kernels in 1650. The model is one without DDP or DeepSpeed
-    around it, and `shift_labels` are K too.
+    number. So the backbone hands on their hidden states alone. The size of a tile is handed to the
+    kernels in 1650. The model is not wrapped for DDP or DeepSpeed, and `shift_labels` are K too.
     """
 
     def keep(backbone: Any, inputs: Any, output: Any) -> Any:
