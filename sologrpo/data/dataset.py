@@ -60,16 +60,11 @@ class _Row(Schema):
 
 
 def load_rows(name: str, split: str, config: str | None = None) -> Dataset:
-    """Load the rows of one split, in GSM8K's schema.
+    """Load the rows of one split, in GSM8K's schema: at least `question` and `answer`.
 
     Args:
         name: name on the hub; a local folder with a JSONL or Parquet file per split, or Parquet
-            shards as on the hub; or one such file.
-        split: name of the split; ignored for a single file.
-        config: configuration on the hub.
-
-    Returns:
-        Dataset with at least `question` and `answer`.
+            shards as on the hub; or one such file, of which the split is ignored.
 
     Raises:
         InputError: if no data is found, or a row has no gold answer after `####`.
@@ -117,7 +112,6 @@ def _from_rows(rows: list[dict[str, Any]], name: str) -> Dataset:
 
 
 def _columns(rows: list[dict[str, Any]]) -> list[str]:
-    """List the names in all rows, in order."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
@@ -164,12 +158,8 @@ def build_prompts(
 ) -> Dataset:
     """Add the columns `prompt` and `prompt_format`; the others stay, for the rewards.
 
-    A prompt is a list of chat messages, or a string in plain text.
-
-    Args:
-        tokenizer: for formats that have both forms, chat is used if it has a chat template; without
-            a tokenizer, chat.
-        names: of several formats, one per row in turn; by default, the run's `prompt_format`.
+    A prompt is a list of chat messages, or a string in plain text, which formats with both use for
+    a tokenizer without a chat template. Several formats, if there are `names`, take turns by row.
 
     Raises:
         InputError: if a format needs a chat template and the tokenizer has none, or formats cannot
@@ -193,8 +183,8 @@ def build_prompts(
 def prompt_format_of(run: RunArguments, name: str | None = None) -> PromptFormat:
     """Return a prompt format, with what a run replaces in it.
 
-    Worked examples can be written in any format, and replace those that a format draws only where
-    the run trains on it; a system prompt describes only `prompt_format`.
+    Worked examples replace those that a format draws only where the run trains on it; a system
+    prompt describes only `prompt_format`.
     """
     prompt_format = PROMPT_FORMATS[name or run.prompt_format]
     if run.system_prompt is not None and prompt_format.name == run.prompt_format:
@@ -207,11 +197,7 @@ def prompt_format_of(run: RunArguments, name: str | None = None) -> PromptFormat
 
 
 def load_worked_examples(spec: Any) -> list[WorkedExample]:
-    """Read worked examples from the config's list, or from the YAML file that it names.
-
-    Raises:
-        InputError: if the file cannot be read, or an example has other fields.
-    """
+    """Read worked examples from the config's list, or from the YAML file that it names."""
     if not spec:
         return []
     if isinstance(spec, list) and isinstance(spec[0], str) and len(spec) == 1:
@@ -279,11 +265,7 @@ def stop_strings(dataset: Dataset | IterableDataset) -> list[str]:
 
 
 def can_be_graded(dataset: Any) -> bool:
-    """Check whether these are rows of `build_prompts`, whose answers we know how to judge.
-
-    Args:
-        dataset: any that TRL evaluates on: a data set, a stream, a dictionary of either, or None.
-    """
+    """Check whether these are rows of `build_prompts`, whose answers we know how to judge."""
     needed = {"prompt", "question", "answer", "prompt_format"}
     return isinstance(dataset, Dataset) and needed <= set(dataset.column_names)
 
@@ -315,11 +297,7 @@ def _asks_in_chat(prompt_format: PromptFormat, tokenizer: PreTrainedTokenizerBas
 def load_train_and_validation(
     run: RunArguments, tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> tuple[Dataset, Dataset | None]:
-    """Load the training rows, and the seeded slice of them that is held out for validation.
-
-    Raises:
-        InputError: if the data cannot be loaded, or the settings leave no rows.
-    """
+    """Load the training rows, and the seeded slice of them that is held out for validation."""
     rows = _load_train_rows(run)
     prompts = build_prompts(rows, run, tokenizer, run.prompt_formats or ())
     train = _within_limit(prompts, tokenizer, run.max_prompt_tokens)
@@ -344,11 +322,7 @@ def load_test_prompts(
     seed: int = 0,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Dataset:
-    """Load the test split with its prompts, or `limit` rows of it that the seed chooses.
-
-    Raises:
-        InputError: if the data cannot be loaded.
-    """
+    """Load the test split with its prompts, or `limit` rows of it that the seed chooses."""
     rows = load_rows(run.dataset_name, run.dataset_test_split, run.dataset_config)
     if limit is not None and limit < len(rows):
         rows = rows.shuffle(seed=seed).select(range(limit))

@@ -29,10 +29,8 @@ class GroupRewards:
 
     Attributes:
         scores_BR: returned by the reward functions, NaN where one could not judge.
-        rewards_BR: of which the advantages are made: the scores, gated by the outcome.
-        weights_R: of the rewards in their sum.
-        num_generations: G.
-        outcome: index of the reward that tells right from wrong; None if there is none.
+        rewards_BR: the scores gated by the outcome, of which the advantages are made.
+        outcome: index of the reward that tells right from wrong.
     """
 
     scores_BR: torch.Tensor
@@ -64,16 +62,10 @@ class GroupRewards:
     def exact_advantages(
         self, advantages_B: torch.Tensor, own: slice, epsilon: float, scale_by_group: bool
     ) -> torch.Tensor:
-        """Correct TRL's advantages, where they are made of the sums of rewards.
+        """Correct the advantages of this process, `own` of all, that TRL made of sums of rewards.
 
         In a group of equal rewards the advantage should be zero, but the mean of equal floats is
         off by rounding, and dividing by std + 1e-4 makes that up to 0.005.
-
-        Args:
-            advantages_B: of the completions of this process.
-            own: their place among those of all processes.
-            epsilon: to add to the deviation of a group in place of TRL's.
-            scale_by_group: advantages are divided by that deviation.
         """
         G = self.num_generations
         if scale_by_group and epsilon != TRL_EPSILON:
@@ -95,11 +87,7 @@ class GroupRewards:
         return dict(zip(figures, values, strict=True))
 
     def accuracy_by_kind(self, kinds_B: Sequence[str | None]) -> dict[str, float]:
-        """Return the share of right completions by kind, of those that the outcome reward judged.
-
-        Args:
-            kinds_B: of the problems of all processes; None for a problem without a kind.
-        """
+        """Return the share of right completions by kind, of those that the outcome could judge."""
         if self.outcome is None:
             return {}
         by_kind = defaultdict(list)
@@ -110,15 +98,7 @@ class GroupRewards:
 
 
 def find_outcome(names: Sequence[str], configured: str | None) -> int | None:
-    """Find the reward that tells right from wrong: the configured one, or the first judge.
-
-    Args:
-        names: of the rewards.
-        configured: `outcome_reward`, if it is set.
-
-    Raises:
-        InputError: if the configured one is not among the names.
-    """
+    """Find the reward that tells right from wrong: the configured one, or the first judge."""
     if configured is not None and configured not in names:
         raise InputError(f"outcome_reward {configured!r} is not among {names}")
     judges = OUTCOME_REWARDS if configured is None else (configured,)
@@ -126,11 +106,7 @@ def find_outcome(names: Sequence[str], configured: str | None) -> int | None:
 
 
 def weighted_sums(rewards_BR: torch.Tensor, weights_R: torch.Tensor) -> torch.Tensor:
-    """Sum the weighted rewards of every completion, (B,); NaN where no reward could judge.
-
-    Args:
-        rewards_BR: NaN where a reward could not judge.
-    """
+    """Sum the weighted rewards of every completion, (B,); NaN where no reward could judge."""
     sums_B = (rewards_BR * weights_R).nansum(dim=1)
     return sums_B.masked_fill(rewards_BR.isnan().all(dim=1), torch.nan)
 
@@ -140,13 +116,6 @@ def gate_side_rewards(rewards_BR: torch.Tensor, outcome: int, num_generations: i
 
     Otherwise a side reward makes a signal out of a group in which everything is wrong, and teaches
     something that has nothing to do with the answer.
-
-    Args:
-        rewards_BR: scores, NaN where a reward could not judge.
-        outcome: index of the outcome reward; an answer is right from a score of 1 on.
-
-    Returns:
-        (B, R) scores of which the advantages are made.
     """
     right_PG = (rewards_BR[:, outcome] >= RIGHT).view(-1, num_generations)  # NaN is not right
     open_B = right_PG.any(dim=1).repeat_interleave(num_generations)
@@ -158,11 +127,7 @@ def gate_side_rewards(rewards_BR: torch.Tensor, outcome: int, num_generations: i
 def degenerate_groups(
     rewards_BR: torch.Tensor, weights_R: torch.Tensor, num_generations: int
 ) -> torch.Tensor:
-    """Find the groups whose completions all have the same weighted sum, (P,) booleans.
-
-    Args:
-        rewards_BR: NaN where a reward could not judge; a completion with nothing else is ignored.
-    """
+    """Find the (P,) groups whose weighted sums are all the same; those that are NaN are ignored."""
     sums_PG = weighted_sums(rewards_BR, weights_R).view(-1, num_generations)
     highest_P = sums_PG.nan_to_num(nan=-torch.inf).amax(dim=1)
     lowest_P = sums_PG.nan_to_num(nan=torch.inf).amin(dim=1)

@@ -65,14 +65,8 @@ class ValidateAtEnd(TrainerCallback):  # type: ignore[misc]
 class ConsoleLog(TrainerCallback):  # type: ignore[misc]
     """Print one line per logged step, validation scores, and a few completions every N steps.
 
-    On a terminal a progress bar shows the step and the remaining time. Elsewhere, for example in a
-    log file, everything is plain lines without control characters.
-
-    Args:
-        console: where to print; it escapes what a terminal would act on.
-        samples_every: steps between two samples of completions; how many is
-            `num_completions_to_print`. They are read from the files that `log_completions` writes:
-            without these none are shown.
+    A terminal has a progress bar too; elsewhere lines have no control characters. Completions are
+    read from the files that `log_completions` writes: without these none are shown.
     """
 
     def __init__(self, console: Terminal, samples_every: int = SAMPLES_EVERY) -> None:
@@ -171,15 +165,10 @@ def _bar(console: Console) -> Progress:
 
 
 def seconds_left(ends: Sequence[float], steps: int) -> float:
-    """Estimate the seconds of the remaining steps; 0 if none are left, or it is too early.
+    """Estimate the seconds of the remaining steps from the ends of past ones; 0 if it is too early.
 
-    The later half of the steps so far counts. So the first step, which warms up and tests the
-    sampling engines, never does; steps that sample and steps that do not are averaged; and so are
-    the validations and checkpoints between them.
-
-    Args:
-        ends: when each step of this process ended, in seconds.
-        steps: that are left.
+    Only the later half of the steps counts: never the first, which warms up and tests the engines.
+    Those that sample and those that do not, validations and checkpoints are averaged.
 
     >>> seconds_left([100.0, 110.0, 120.0], 6)
     60.0
@@ -191,13 +180,7 @@ def seconds_left(ends: Sequence[float], steps: int) -> float:
 
 
 def step_line(step: int, max_steps: int, logs: dict[str, Any]) -> str:
-    """Describe a training step in one line: rewards first, then how it trained, then the time.
-
-    Args:
-        step: that has ended, counted from 1.
-        max_steps: of the run.
-        logs: metrics of the step; those that are missing are left out.
-    """
+    """Describe a training step in one line, without the metrics that `logs` lacks."""
     parts = [f"step {step:>{len(str(max_steps))}}/{max_steps}"]
     if "reward" not in logs:
         parts.append("same completions again")
@@ -290,11 +273,7 @@ def _sample_line(sample: Sample) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Shorten text of a model to one line: white space becomes one space, the middle is left out.
-
-    Args:
-        text: any text.
-        limit: characters of the line, at least 4.
+    """Shorten a model's text to one line of `limit` characters (at least 4), without its middle.
 
     >>> shorten("<thinking>\\n1 + 1\\n</thinking>", 20)
     '<thinkin … thinking>'

@@ -1,9 +1,6 @@
 """Checkpoints: write, check, choose and rotate them, train from one, stop with one.
 
-transformers' checkpoint holds weights, optimizer, schedule, random states and step, but not the
-position inside a generation batch: `generation_state.pt` adds it, and `manifest.json` proves the
-whole. The lines named here are those of transformers 5.23.0 (trainer.py) and TRL 1.16.0
-(grpo_trainer.py).
+The lines named here are those of transformers 5.23.0 (trainer.py) and TRL 1.16.0 (grpo_trainer.py).
 """
 
 import re
@@ -43,12 +40,9 @@ _FOLDER = re.compile(CHECKPOINT.format(r"(\d+)"))
 class FinishCheckpoints(TrainerCallback):  # type: ignore[misc]
     """Write each checkpoint's manifest, and only then delete older checkpoints, by step.
 
-    A process that is killed before the manifest leaves an incomplete checkpoint and all older ones.
-    transformers' rotation (trainer.py:3417) is turned off: it comes before the manifest and goes by
-    the time of modification, which deletes each new checkpoint once the clock was set back.
-
-    Args:
-        args: `save_total_limit` is taken out of them.
+    transformers' rotation (trainer.py:3417) is turned off in `args`: it comes before the manifest,
+    so that a killed process may leave none complete, and goes by the time of modification, which
+    deletes each new checkpoint once the clock was set back.
     """
 
     def __init__(self, args: TrainingArguments) -> None:
@@ -97,12 +91,7 @@ def step_of(checkpoint: Path) -> int:
 def last_complete_checkpoint(
     directory: Path, obstacle: Callable[[Path], str | None] = lambda checkpoint: None
 ) -> Path | None:
-    """Find the latest checkpoint that a run can resume from; None if there is none.
-
-    Args:
-        obstacle: names what else keeps a complete checkpoint from being used. Those are passed
-            over, unless all have one.
-    """
+    """Find the latest complete checkpoint, one without an obstacle if there is any."""
     latest = None
     for checkpoint in checkpoints_of(directory):
         if incomplete_reason(checkpoint) is None:
@@ -113,10 +102,7 @@ def last_complete_checkpoint(
 
 
 def incomplete_reason(checkpoint: Path) -> str | None:
-    """Name the first file that an interrupted save left out, or that was damaged since.
-
-    The manifest is written last (`FinishCheckpoints`), so a checkpoint without one is incomplete.
-    """
+    """Name the first file that an interrupted save left out, or that was damaged since."""
     if (reason := damage(checkpoint)) is not None:
         return reason
     for file in sorted(checkpoint.glob("*.pt*")):  # a manifest can be forged
@@ -201,12 +187,9 @@ def generation_state_file(checkpoint: Path, args: TrainingArguments) -> Path:
 def _generation_state(trainer: GRPOTrainer) -> dict[str, Any]:
     """Collect what a run needs to resume inside a generation batch, and between two log lines.
 
-    TRL keeps the completions of a generation batch for several optimizer steps
-    (`_prepare_inputs`, 1522-1551) and loses them with the process: a run that resumes within
-    would sample again, from the later model, and count its steps from there.
-
-    Returns:
-        Tensors on the CPU and plain values, for `torch.load(..., weights_only=True)`.
+    TRL keeps the completions of a generation batch for several optimizer steps (`_prepare_inputs`,
+    1522-1551) and loses them with the process: a run that resumes within would sample again, from
+    the later model, and count its steps from there.
     """
     every = trainer.args.steps_per_generation * trainer.num_iterations
     used_up = trainer._step % every == 0  # the next step samples a new batch in any case
@@ -270,8 +253,7 @@ class EpochSampler(RepeatSampler):  # type: ignore[misc]
 def train_from(trainer: GRPOTrainer, checkpoint: Path | None) -> None:
     """Train, from a checkpoint if there is one; of a finished run only load the trained weights.
 
-    transformers compares the step with `max_steps` after a step, not before: resumed at its last
-    checkpoint, a finished run would take a step too many.
+    transformers, resumed at the last checkpoint of a finished run, would take a step too many.
     """
     planned = optimizer_steps(trainer.args, len(trainer.train_dataset))
     if checkpoint is not None and step_of(checkpoint) >= planned:
@@ -303,8 +285,7 @@ class FollowSchedule(TrainerCallback):  # type: ignore[misc]
 def print_resume_hint(args: TrainingArguments) -> Iterator[None]:
     """Print which checkpoint is complete if the training within stops or fails.
 
-    Raises:
-        SystemExit: 130 after Ctrl-C, whose traceback would bury the line.
+    Ctrl-C becomes exit code 130, because its traceback would bury the line.
     """
     try:
         yield
@@ -330,12 +311,7 @@ class StopWithCheckpoint(TrainerCallback):  # type: ignore[misc]
     """
 
     def exit_if_stopped(self, state: TrainerState) -> None:
-        """Leave the process if training was stopped before its last step.
-
-        Raises:
-            SystemExit: 0 after SIGTERM, whose sender expects the run to end; 130 after Ctrl-C, as
-                shells do.
-        """
+        """Exit if a signal cut training short: 0 after SIGTERM, 130 after Ctrl-C as shells do."""
         if (number := stopped_by()) is not None and state.global_step < state.max_steps:
             raise SystemExit(130 if number == signal.SIGINT else 0)
 

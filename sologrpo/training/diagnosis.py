@@ -1,8 +1,4 @@
-"""Warnings during a run: problems that keep it from learning, and how to fix them.
-
-Nothing here stops a run or changes it. Each warning is printed once, and written to
-`warnings.jsonl` for the report.
-"""
+"""Warnings during a run: problems that keep it from learning, and how to fix them."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -44,12 +40,7 @@ EASIER = (
 
 
 class Diagnosis(TrainerCallback):  # type: ignore[misc]
-    """Print a warning when the metrics show that a run is not learning.
-
-    Args:
-        console: where to print.
-        max_completion_length: tokens, named in the warnings.
-    """
+    """Print a warning when the metrics show that a run is not learning."""
 
     def __init__(self, console: Console, max_completion_length: int) -> None:
         self._console = console
@@ -135,12 +126,7 @@ def _checksums(model: torch.nn.Module) -> dict[str, tuple[float, float]]:
 
 
 def findings(history: Mapping[str, list[float]], limit: int) -> Iterator[tuple[str, str]]:
-    """Find problems in the metrics so far; yield (topic, warning).
-
-    Args:
-        history: values of each metric, oldest first, of the steps that sampled.
-        limit: of a completion, in tokens.
-    """
+    """Find problems in the metrics, oldest value first; yield (topic, warning)."""
     yield from _about_truncation(history.get("completions/clipped_ratio", []), limit)
     yield from _about_signal(history)
     yield from _about_entropy(history)

@@ -1,8 +1,4 @@
-"""Decide which parts of a run are left to TRL, so that our trainer can replace `GRPOTrainer`.
-
-Our trainer speeds up text, a single turn, and losses that are sums over rows. Everything else runs
-as in TRL. The arguments of the trainer decide.
-"""
+"""Decide which parts of a run are left to TRL, so that our trainer can replace `GRPOTrainer`."""
 
 import copy
 import os
@@ -24,12 +20,7 @@ MULTI_TURN = ("tools", "rollout_func", "environment_factory")
 
 
 def as_solo_config(args: GRPOConfig | None, model: Any) -> SoloGRPOConfig:
-    """Copy the settings; TRL's get the switches of our trainer, at their defaults.
-
-    Args:
-        args: TRL's settings or ours; None for the defaults.
-        model: as the trainer takes it; it names the output folder if there are no settings.
-    """
+    """Copy the settings; TRL's get the switches of our trainer, at their defaults."""
     if args is None:  # grpo_trainer.py:328-331
         name = model if isinstance(model, str) else get_config_model_id(model.config)
         return SoloGRPOConfig(f"{name.split('/')[-1]}-GRPO")
@@ -49,12 +40,7 @@ def take_whole_optimizer_batch(config: SoloGRPOConfig) -> None:
 
 
 def sampling_obstacle(config: GRPOConfig, arguments: Mapping[str, Any]) -> str | None:
-    """Return why all completions are sampled as in TRL, or None if our loop may sample them.
-
-    Args:
-        config: the settings.
-        arguments: of the trainer, by name.
-    """
+    """Return why a trainer of these arguments samples as in TRL, or None if our loop may sample."""
     for name in MULTI_TURN:
         if arguments.get(name):
             return f"{name} make a rollout of several turns"
@@ -78,11 +64,7 @@ def unpacked_reason(
 ) -> str | None:
     """Return why the loss is computed as in TRL, or None if packing micro-batches is exact.
 
-    Args:
-        config: the settings.
-        arguments: of the trainer, by name; `model`, loaded or on the meta device, and
-            `train_dataset` may be missing.
-        trainer: the class; one that derives from ours may have a loss of its own.
+    `arguments` may lack `model`, which may be on the meta device, and `train_dataset`.
     """
     if trainer._compute_loss is not GRPOTrainer._compute_loss:
         return f"{trainer.__name__} computes another loss"

@@ -1,7 +1,4 @@
-"""Fingerprints: what a run is made from, recorded at its start and compared when it is resumed.
-
-Settings name files, models and functions; a fingerprint is of their content.
-"""
+"""Fingerprints: what a run is made from, by content, to compare when it is resumed."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -28,11 +25,7 @@ def take_fingerprints(
     tokenizer: PreTrainedTokenizerBase,
     rewards: Sequence[Reward],
 ) -> dict[str, str]:
-    """Hash what a run is made from, by names that an error message can give.
-
-    Args:
-        datasets: prompts to train on, and to validate on if there are any.
-    """
+    """Hash what a run is made from, by names that an error message can give."""
     train, validation = datasets
     found = {
         "base weights": _model(model),

@@ -1,8 +1,7 @@
 """vLLM that samples with hot-swapped adapters, in place of TRL's weight sync.
 
-TRL merges the adapter into the weights before every sync and takes it out again. Half precision and
-NF4 round at both, so the frozen weights drift, and vLLM samples from another model than the one
-that is trained. Here neither vLLM's weights nor the trainer's change during a run.
+TRL merges the adapter before every sync and takes it out again. Half precision and NF4 round at
+both, so the frozen weights drift, and vLLM samples from another model than is trained.
 """
 
 from typing import Any
@@ -23,9 +22,9 @@ from sologrpo.training.trl_patches import replaced
 class HotSwappedVllm(VLLMGeneration):  # type: ignore[misc]
     """TRL's colocated vLLM, on the base weights of the trainer, with its adapter.
 
-    Relies on trl/generation/vllm_generation.py of TRL 1.16.0: `_init_vllm` (341-372) makes an `LLM`
-    as `self.llm`, and `generate` calls its `wake_up`, `generate` and `sleep`, and `sync_weights`
-    where it asked for level 2 (583 and 761-763).
+    In trl/generation/vllm_generation.py of TRL 1.16.0 `_init_vllm` (341-372) makes an `LLM` as
+    `self.llm`, and `generate` calls its `wake_up`, `generate` and `sleep`, and `sync_weights` where
+    it asked for level 2 (583 and 761-763).
     """
 
     def _init_vllm(self) -> None:
@@ -66,17 +65,7 @@ class ServedVllm(VLLMGeneration):  # type: ignore[misc]
 
 
 def build_vllm(model: Any, accelerator: Accelerator, mode: str, **settings: Any) -> VLLMGeneration:
-    """Build what TRL's trainer samples with, for `use_vllm`.
-
-    Args:
-        model: with an adapter, if vLLM is to swap it; others are synced as in TRL.
-        accelerator: the trainer's.
-        mode: `colocate` or `server`.
-        settings: the others of `VLLMGeneration`.
-
-    Raises:
-        InputError: if vLLM cannot start, or does not support the adapter.
-    """
+    """Build what TRL's trainer samples with; only an adapter of unsharded weights is swapped."""
     backend = DistributedBackend(accelerator)
     is_sharded = backend.is_fsdp or backend.is_zero3
     swapping = {"colocate": HotSwappedVllm, "server": ServedVllm}

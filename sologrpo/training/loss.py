@@ -1,7 +1,7 @@
 """The GRPO loss of rows whose tokens are scored.
 
 It is `_compute_loss` of TRL 1.16.0 (grpo_trainer.py:2989-3290) for the settings that a packed pass
-takes over; `drop_in` names the others. `tests/training/test_gradient.py` compares the two.
+takes over; `drop_in` names the others.
 
 Shapes: B rows, T tokens of a completion; 1 where one value stands for a whole row.
 """
@@ -24,14 +24,11 @@ Metrics = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Terms:
-    """What the loss of a token is made of.
+    """The parts that the loss of a token is made of.
 
     Attributes:
         log_probs_BT: of the policy that is trained, with gradient.
-        old_log_probs_BT: of the policy that sampled.
         ratios: new over old probability, (B, T), or (B, 1) at the level of sequences.
-        advantages_B1: of the completions.
-        mask_BT: 1 for the tokens that are trained on.
         sampler_ratios_BT: old policy over vLLM's, None without vLLM.
     """
 
@@ -61,14 +58,7 @@ def grpo_loss(
     entropies_BT: torch.Tensor,
     batch: Batch,
 ) -> tuple[torch.Tensor, Metrics]:
-    """Return the loss of rows, and what TRL logs of it, on the device.
-
-    Args:
-        trainer: its settings; `loss_type` is in one of the two lists above.
-        log_probs_BT: of the completion tokens, with gradient.
-        entropies_BT: of the distributions that they are from.
-        batch: TRL's, of these rows.
-    """
+    """Return the loss of the rows of a batch, and what TRL logs of it, on the device."""
     terms = _terms(trainer, log_probs_BT, batch)
     losses, metrics = _POLICY_LOSSES[trainer.loss_type](trainer, terms)
     if trainer.off_policy_mask_threshold is not None:

@@ -13,19 +13,10 @@ from sologrpo.errors import RunError
 def check_finite(
     value: torch.Tensor, gradients: list[torch.Tensor], step: int, is_scaled: bool
 ) -> None:
-    """Stop the run, in all processes, if the loss or a gradient of one is NaN or infinite.
+    """Stop all processes, before weights change, if the loss or a gradient of one is not finite.
 
     A gradient that is scaled for fp16 may overflow: the scaler leaves that step out, and scales the
     next ones less.
-
-    Args:
-        value: of the loss.
-        gradients: of this process.
-        step: optimizer step, counted from 1.
-        is_scaled: a `GradScaler` checks the gradients.
-
-    Raises:
-        RunError: before the weights have changed.
     """
     finite = all_finite([value] if is_scaled else [value, *gradients])
     if not all(gather_object([finite])):
@@ -38,8 +29,7 @@ def check_finite(
 class StopAtNonfiniteWeights(TrainerCallback):  # type: ignore[misc]
     """Stop a run whose weights are no longer finite, before they are saved.
 
-    The gradients may all be finite: a learning rate that is too high is enough, and TRL's trainer
-    checks nothing.
+    All gradients may be finite: a learning rate that is too high is enough.
     """
 
     def on_step_end(
@@ -50,11 +40,7 @@ class StopAtNonfiniteWeights(TrainerCallback):  # type: ignore[misc]
         model: torch.nn.Module,
         **kwargs: Any,
     ) -> None:
-        """Check the weights that the step has changed.
-
-        Raises:
-            RunError: if one is NaN or infinite.
-        """
+        """Check the weights that the step has changed."""
         if not all_finite(p for p in model.parameters() if p.requires_grad):
             raise RunError(
                 f"step {state.global_step} made weights of the adapter NaN or infinite, and they "

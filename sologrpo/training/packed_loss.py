@@ -1,8 +1,7 @@
 """The loss and its gradient in micro-batches that are packed by tokens.
 
 TRL's loss is a sum over the rows of a batch, up to a constant. So rows that cannot change the
-gradient are left out, and the others pass through the model in micro-batches of a bounded number of
-tokens, without padding and with each token once (`token_tree`).
+gradient are left out, and the others are packed without padding, each token once (`token_tree`).
 
 Shapes: B rows of a batch, N sequences, T tokens.
 """
@@ -48,16 +47,7 @@ Result = TypeVar("Result")
 
 
 class PackedScorer:
-    """Score completion tokens in passes of a bounded number of tokens, without padding.
-
-    Args:
-        args: `train_token_budget`, which is halved where memory runs out, and `share_prompts`.
-        model: the policy, on its device.
-        accelerator: the trainer's.
-
-    Attributes:
-        budget: tokens of a pass at most.
-    """
+    """Score completion tokens in passes of at most `budget` tokens, without padding."""
 
     def __init__(self, args: SoloGRPOConfig, model: Model, accelerator: Accelerator) -> None:
         self._args = args
@@ -113,14 +103,9 @@ class PackedScorer:
     def score(
         self, model: torch.nn.Module, tokens: Tokens
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Score the completion tokens of rows in one pass.
+        """Score (B, T) completions in one pass: log-probs, and entropies, None of a reference.
 
-        Args:
-            model: the policy or the reference, with TRL's fused LM head.
-            tokens: of the rows; one completion has a token at least.
-
-        Returns:
-            (B, T) log-probs, and (B, T) entropies or, of a reference, None.
+        At least one completion must have a token, and the model TRL's fused LM head.
         """
         tree = TokenTree.of(tokens, self._shares_prompts)
         output = self._score(model, tree)
@@ -139,12 +124,7 @@ class PackedScorer:
             )
 
     def log_probs(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        """Return (B, T) log-probs of the completion tokens, computed in packed passes.
-
-        Args:
-            model: the policy or the reference, with TRL's fused LM head.
-            batch: (B, T) ids and masks of prompts and completions.
-        """
+        """Return (B, T) log-probs of the completion tokens, computed in packed passes."""
         completion_mask_BT, tokens = batch["completion_mask"], Tokens.of(batch)
 
         def run(passes: list[Pass]) -> torch.Tensor:
@@ -159,16 +139,7 @@ class PackedScorer:
     def within_memory(
         self, run: Callable[[list[Pass]], Result], which: Iterable[int], tokens: Tokens
     ) -> Result:
-        """Run over rows packed by tokens; where memory runs out, again in smaller passes.
-
-        Args:
-            run: takes the rows of every pass, and how many tokens it computes.
-            which: the rows to pack; those without completion tokens are left out.
-            tokens: of all rows.
-
-        Raises:
-            Exception: that of `run`, if it was not for memory or the pass cannot be made smaller.
-        """
+        """Run over the packed rows that have tokens; if memory runs out, in smaller passes."""
         rows = Rows.of(tokens, self._shares_prompts)
         with_tokens = [row for row in which if rows.completion_T[row]]
         while True:
@@ -185,13 +156,7 @@ class PackedScorer:
 
 
 def sharing_obstacle(args: SoloGRPOConfig, model: Model, attention: str) -> str | None:
-    """Return why training passes share no prompts, or None if they may.
-
-    Args:
-        args: `share_prompts`.
-        model: with weights, or on the meta device.
-        attention: the model's implementation.
-    """
+    """Return why training passes share no prompts, or None; a model on the meta device will do."""
     if not args.share_prompts:
         return "share_prompts is off"
     if attention != SDPA:
@@ -203,14 +168,7 @@ def sharing_obstacle(args: SoloGRPOConfig, model: Model, attention: str) -> str 
 
 @dataclass(frozen=True)
 class MicroBatchLog:
-    """Describe what a micro-batch trained on.
-
-    Attributes:
-        rows: completions.
-        tokens: of the completions.
-        computed: tokens that the pass computed, each once.
-        metrics: what TRL logs of it.
-    """
+    """Count what a micro-batch trained on: completion tokens, and those that its pass computed."""
 
     rows: int
     tokens: int
@@ -221,13 +179,8 @@ class MicroBatchLog:
 class PackedLoss:
     """Compute the gradients of one optimizer step, micro-batch by micro-batch.
 
-    DDP and DeepSpeed average the gradients, and DeepSpeed takes the optimizer step, in hooks of the
-    backward pass. Here they see one backward pass per step, so processes may differ in their
-    number of micro-batches, and the gradient is the same with any of them.
-
-    Args:
-        scorer: scores the completion tokens.
-        trainer: its accelerator, and the settings of the loss.
+    DDP and DeepSpeed work in hooks of the backward pass. Here they see one per step, so processes
+    may differ in their number of micro-batches, and the gradient is the same with any of them.
     """
 
     def __init__(self, scorer: PackedScorer, trainer: GRPOTrainer) -> None:
@@ -243,18 +196,10 @@ class PackedLoss:
         rows: list[int],
         log_sampler_kl: bool,
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[MicroBatchLog]]:
-        """Compute the gradients of these rows, without the hooks of DDP and DeepSpeed.
+        """Compute the loss, detached, and fp32 gradients of these rows, with a log per micro-batch.
 
-        Args:
-            model: the wrapped model.
-            batch: TRL's batch of this optimizer step.
-            tokens: of the batch.
-            rows: those that can change the gradient; if there are none, it is zero.
-            log_sampler_kl: the old policy is the sampler's: log how far it is from the trainer's.
-
-        Returns:
-            The sum of the losses, detached, the gradient in fp32 of every trainable parameter, and
-            what each micro-batch logged.
+        The hooks of DDP and DeepSpeed do not run. `log_sampler_kl` is for an old policy that is the
+        sampler's, whose distance it logs.
         """
         model = self._accelerator.unwrap_model(model)
         parameters = _trainable(model)
@@ -291,13 +236,7 @@ class PackedLoss:
     def of_gradients(
         self, model: torch.nn.Module, value: torch.Tensor, gradients: list[torch.Tensor]
     ) -> torch.Tensor:
-        """Return a loss that has this value and these gradients.
-
-        Args:
-            model: the wrapped model, whose hooks take the gradients in the backward pass.
-            value: of the loss.
-            gradients: of every trainable parameter; they are used up.
-        """
+        """Return a loss of this value whose backward pass gives the gradients, and uses them up."""
         inner = self._accelerator.unwrap_model(model)
         loss: torch.Tensor = _GivenGradients.apply(  # type: ignore[no-untyped-call]
             value, gradients, *_trainable(inner)
@@ -322,11 +261,7 @@ class PackedLoss:
 
 
 def read_metrics(metrics: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, float]]:
-    """Copy the metrics of all micro-batches from the device, which the host waits for once.
-
-    Args:
-        metrics: by name, the same names for every micro-batch.
-    """
+    """Copy the metrics of all micro-batches, of the same names, from the device in one wait."""
     if not metrics:
         return []
     values = torch.stack([torch.stack(list(one.values())) for one in metrics]).tolist()
@@ -334,28 +269,19 @@ def read_metrics(metrics: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str
 
 
 def rows_with_gradient(advantages_B: torch.Tensor, beta: float) -> list[int]:
-    """List the rows that can change the gradient.
-
-    Args:
-        advantages_B: a row without one adds nothing to the policy's loss.
-        beta: weight of the KL term, which acts on all rows.
-    """
+    """List the rows that can change the gradient; with a KL term all of them can."""
     if beta != 0.0:
         return list(range(advantages_B.size(0)))
     return [row for row, advantage in enumerate(advantages_B.tolist()) if advantage != 0.0]
 
 
 def metrics_of_one_batch(logs: Sequence[MicroBatchLog]) -> dict[str, float]:
-    """Combine the metrics of micro-batches into those of one batch.
+    """Combine the metrics of micro-batches, with means by completion tokens; NaN is no value.
 
-    Args:
-        logs: a mean is weighted by completion tokens; NaN means that a micro-batch has no value.
-
-    Example:
-        >>> first = MicroBatchLog(1, 30, 50, {"entropy": 1.0, "clip_ratio/high_max": 0.1})
-        >>> second = MicroBatchLog(2, 10, 30, {"entropy": 3.0, "clip_ratio/high_max": 0.4})
-        >>> metrics_of_one_batch([first, second])
-        {'entropy': 1.5, 'clip_ratio/high_max': 0.4}
+    >>> first = MicroBatchLog(1, 30, 50, {"entropy": 1.0, "clip_ratio/high_max": 0.1})
+    >>> second = MicroBatchLog(2, 10, 30, {"entropy": 3.0, "clip_ratio/high_max": 0.4})
+    >>> metrics_of_one_batch([first, second])
+    {'entropy': 1.5, 'clip_ratio/high_max': 0.4}
     """
     together = {}
     for name in logs[0].metrics if logs else ():
@@ -388,7 +314,6 @@ class _GivenGradients(torch.autograd.Function):
 
 
 def _trial_tokens(model: Model, prompt_T: int, completion_T: int) -> Tokens:
-    """Build two completions of each of two prompts."""
     prompts = [tuple(row) for row in trial_rows(model, (prompt_T, prompt_T)) for _ in range(2)]
     completions = trial_rows(model, (completion_T,) * 4, same=0)
     return Tokens(prompts, completions, completion_T, model.device)
@@ -399,7 +324,6 @@ def _trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 
 def _compare_to_old_policy(log_probs_BT: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
-    """Describe the new over the old probability of every completion token."""
     hidden_BT = ~batch["completion_mask"].bool()
     old_BT: torch.Tensor | None = batch.get("old_per_token_logps")
     if old_BT is None:  # the policy that sampled is the one that is trained: 1 by definition

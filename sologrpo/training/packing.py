@@ -22,13 +22,7 @@ WORTHWHILE = 0.95  # of the work, for a pass of twice the size
 def rows_of_sequences(
     input_ids: torch.Tensor, attention_mask: torch.Tensor, completion_T: int
 ) -> Batch:
-    """Take (B, T) sequences apart into prompts and completions.
-
-    Args:
-        input_ids: (B, T) prompts and completions.
-        attention_mask: (B, T), 0 for padding.
-        completion_T: how many of the T tokens belong to the completion.
-    """
+    """Take (B, T) sequences apart: their last `completion_T` tokens are the completions."""
     prompt_T = input_ids.size(1) - completion_T  # completions that are all masked have no tokens
     return {
         "prompt_ids": input_ids[:, :prompt_T],
@@ -40,14 +34,7 @@ def rows_of_sequences(
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids of rows in main memory, without padding.
-
-    Attributes:
-        prompts: of each row.
-        completions: of each row, without what is masked.
-        completion_T: tokens of a completion with padding.
-        device: of the batch.
-    """
+    """Token ids of rows in main memory, without what is masked; `completion_T` counts padding."""
 
     prompts: list[tuple[int, ...]]
     completions: list[list[int]]
@@ -87,8 +74,6 @@ class Rows:
 
     Attributes:
         prompts: of each row, equal where rows share it.
-        prompt_T: tokens of the prompt of each row.
-        completion_T: tokens of the completion of each row.
         root_T: tokens that all prompts begin with, and that are computed once; without the last of
             any prompt, which each completion begins with.
     """
@@ -139,14 +124,9 @@ class Rows:
     def best_budget(self, rows: Sequence[int], most: int, pass_tokens: int) -> int:
         """Choose how many tokens a pass has: as few as cost little time, to save memory.
 
-        Larger passes compute shared prompts less often. A budget of twice the size has to save a
-        twentieth of the work. It depends on the rows alone, not on a timing, so that a resumed run
-        ends in the same bits.
-
-        Args:
-            rows: of all passes.
-            most: tokens that fit into memory.
-            pass_tokens: how many tokens take as long as what a pass takes besides its tokens.
+        Larger passes compute shared prompts less often. The choice depends on the rows alone, not
+        on a timing, so that a resumed run ends in the same bits. A pass takes as long as its tokens
+        and `pass_tokens` more.
         """
 
         def passes(budget: int) -> list[list[int]]:

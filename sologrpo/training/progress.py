@@ -1,7 +1,4 @@
-"""Progress of a run: seconds of a step by part, tokens per second, memory, steps done.
-
-Every name that is logged here is explained in `docs/metrics.md`.
-"""
+"""Progress of a run: seconds of a step by part, tokens per second, memory (`docs/metrics.md`)."""
 
 import resource
 import time
@@ -26,16 +23,6 @@ class StepMeter(TrainerCallback):  # type: ignore[misc]
     A second belongs to one part: what runs inside another part is not counted there again. So the
     parts add up to the step, from before its first batch to after the optimizer's update. The rest
     is training.
-
-    Args:
-        metrics: where the trainer collects its metrics until it logs their means; figures are
-            appended at the end of each step.
-
-    Example:
-        >>> meter = StepMeter(metrics)
-        >>> with meter.part("sampling"):
-        ...     completion_ids = sample()
-        >>> meter.count("sampling", sum(map(len, completion_ids)))
     """
 
     def __init__(self, metrics: dict[str, list[float]]) -> None:
@@ -50,14 +37,7 @@ class StepMeter(TrainerCallback):  # type: ignore[misc]
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the seconds of a block as this part of the step.
-
-        Args:
-            name: one of `PARTS`.
-
-        Raises:
-            KeyError: if it is another name.
-        """
+        """Count the seconds of a block as this part of the step, one of `PARTS`."""
         outer = self._part
         self._switch_to(name)
         try:
@@ -117,11 +97,7 @@ def timed(
 
 
 def peak_memory() -> dict[str, float]:
-    """Return the peaks, in GiB, of the memory that this process held.
-
-    On CUDA those of what torch's tensors took, and of what it took from the device for them;
-    otherwise that of the process's main memory.
-    """
+    """Return this process's peak memory in GiB: that of tensors on CUDA, otherwise main memory."""
     if torch.cuda.is_available():
         return {
             "memory/peak_gib": torch.cuda.max_memory_allocated() / GIB,

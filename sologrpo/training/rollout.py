@@ -1,7 +1,6 @@
 """The rollout: how the completions of a generation batch are sampled.
 
-TRL gets completions from `model.generate` or from vLLM. For plain sampling of text, our sampling
-loop replaces `generate`; anything else is left to TRL.
+Our sampling loop replaces `model.generate` for plain sampling of text; the rest is left to TRL.
 
 Shapes: B rows of a batch, T tokens.
 """
@@ -39,10 +38,7 @@ LogProbs = list[list[float]] | None
 class GenerationBatch:
     """A generation batch, and what is learned about it while TRL samples and scores it.
 
-    Attributes:
-        rewards: of the completions of all processes.
-        has_sampled_log_probs: the sampler gave log-probs, which the loss takes for those of the
-            old policy: TRL need not compute them.
+    With `has_sampled_log_probs` TRL need not compute those of the old policy.
     """
 
     rewards: GroupRewards = field(init=False)
@@ -50,16 +46,7 @@ class GenerationBatch:
 
 
 class Rollout:
-    """Sample completions in place of `model.generate`, and cut them at stop strings.
-
-    Args:
-        sampler: samples with the engine that was asked for.
-        sampling_engine: the setting; `auto` and `adapter` allow sampling to be left to TRL.
-        stops: the stop strings of the prompt format.
-        meter: counts seconds and tokens.
-        obstacle: why all sampling is left to TRL; None if it is not.
-        report: takes the reason why a call is left to TRL.
-    """
+    """Sample in place of `model.generate` if there is no obstacle, and cut at stop strings."""
 
     def __init__(
         self,
@@ -81,8 +68,7 @@ class Rollout:
     def sampling_loop(self, model: Model) -> Iterator[list[Sampled]]:
         """Sample with our loop where TRL calls `model.generate`.
 
-        Yields:
-            A list that gets what our loop sampled within; it stays empty if TRL sampled.
+        The list that it yields stays empty if TRL sampled.
         """
         original = model.generate
         obstacle_of_all = self._obstacle or obstacle_of_model(model)
@@ -118,12 +104,7 @@ class Rollout:
         self._report(obstacle)
 
     def cut(self, completion_ids: Ids, log_probs: LogProbs) -> tuple[Ids, LogProbs]:
-        """Cut completions after their stop string, where TRL has left the padding.
-
-        Args:
-            completion_ids: tokens of every completion, cut at the end token already.
-            log_probs: of every token, padding included; None if there are none.
-        """
+        """Cut completions and log-probs after a stop string, where TRL has left the padding."""
         completion_ids = [ids[: self.stops.length(ids)] for ids in completion_ids]
         if log_probs is not None:
             pairs = zip(log_probs, completion_ids, strict=True)
@@ -153,11 +134,7 @@ class Rollout:
         return mask_BT * mask_BT.new_tensor(kept)[:, None]
 
     def correct_for_sampler(self, batch: Batch) -> None:
-        """Take the policy that sampled for the old policy, if it is not the one that is trained.
-
-        Args:
-            batch: TRL's batch; (B, T) `old_per_token_logps` are set.
-        """
+        """Take the policy that sampled for the old policy, if it is not the one that is trained."""
         sampled_BT = batch.get("sampling_per_token_logps")
         if sampled_BT is not None and not self.sampler.is_exact:
             batch["old_per_token_logps"] = sampled_BT
@@ -167,15 +144,7 @@ def measure_vllm(batch: Batch, top_p: float, score: Score) -> dict[str, float]:
     """Return how far vLLM, which sampled a batch, is from the policy that is trained.
 
     TRL has the trainer's log-probs already where it corrects for vLLM. If it does not, a few rows
-    are scored.
-
-    Args:
-        batch: TRL's.
-        top_p: of sampling.
-        score: the trainer's forward pass.
-
-    Raises:
-        RunError: if vLLM samples another policy.
+    are scored. The run ends if vLLM samples another policy.
     """
     if "sampling_per_token_logps" not in batch:
         return {}
@@ -195,13 +164,7 @@ def measure_vllm(batch: Batch, top_p: float, score: Score) -> dict[str, float]:
 def make_sampler(
     args: SoloGRPOConfig, accelerator: Accelerator, is_sharded: bool, score: Score
 ) -> Sampler:
-    """Create the sampler for `sampling_engine`.
-
-    Args:
-        accelerator: knows the dtype of mixed precision.
-        is_sharded: FSDP or ZeRO-3 leaves a process with a part of the weights: nothing is merged.
-        score: the trainer's forward pass.
-    """
+    """Create the sampler for `sampling_engine`; sharded weights are never merged."""
     return Sampler(
         "adapter" if is_sharded else args.sampling_engine,
         score,

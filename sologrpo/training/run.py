@@ -47,12 +47,8 @@ def build_trainer(
 ) -> GRPOTrainer:
     """Build our trainer, or TRL's with `trainer: stock`, and the callbacks of a run.
 
-    Args:
-        settings: what `parse_config` returned.
-        model: base model; the trainer adds the adapter.
-        rewards: in the order of `reward_weights`.
-        datasets: prompts to train on, and to validate on if there are any.
-        callbacks: further ones, called last.
+    Data sets are to train and to validate on, rewards in the order of `reward_weights`; the further
+    callbacks are called last.
 
     Raises:
         InputError: if the trainer refuses the settings.
@@ -99,10 +95,8 @@ def _refuse_trackers_that_cannot_start(trainer: GRPOTrainer) -> None:
 def train(trainer: GRPOTrainer, opened: OpenedRun) -> None:
     """Describe the run in its directory, and train to the last step.
 
-    On SIGTERM or Ctrl-C the step is finished and a checkpoint saved.
-
     Raises:
-        SystemExit: 0 after SIGTERM, 130 after Ctrl-C; a line on stderr tells how to resume.
+        SystemExit: after SIGTERM (0) or Ctrl-C (130), once the step is finished and saved.
         InputError: if a tracker of `report_to` cannot start.
         RunError: if anything else ends the run before its adapter is saved.
     """

@@ -1,8 +1,4 @@
-"""Run directory: resolved config, environment, and the decision to start or to resume.
-
-`config.yaml` holds the settings; `environment.json` the machine, and the fingerprints of what the
-run is made from.
-"""
+"""Run directory: resolved config, environment, and the decision to start or to resume."""
 
 import json
 import sys
@@ -69,14 +65,9 @@ FREE = (
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """Hold an opened run directory: no other process trains there.
+    """Hold an opened run directory: no other process trains there as long as this object lives.
 
-    Attributes:
-        directory: `output_dir`.
-        checkpoint: to resume from; None to start from the beginning.
-        lock: lasts as long as this object; None in other processes and on some file systems.
-        settings: every setting with its value.
-        environment: this machine, and what a later `--resume` compares.
+    The lock is None in other processes and on some file systems.
     """
 
     directory: Path
@@ -107,18 +98,13 @@ def open_run_directory(
 ) -> OpenedRun:
     """Make the run directory, or choose the checkpoint to resume from; keep other processes out.
 
-    Every command line may contain `--resume`: without a run there, or without a complete
-    checkpoint, training starts from the beginning. What an interrupted run left after its last
-    complete checkpoint is removed or renamed, because those steps are repeated.
-
-    Args:
-        gflops: rates by dtype that `dtype` was chosen by, to record.
-        fingerprints: of what the run is made from, compared with those of the run to resume.
+    Every command line may contain `--resume`: without a complete checkpoint, training starts from
+    the beginning. What an interrupted run left after it is removed or renamed: those steps are
+    repeated.
 
     Raises:
-        InputError: if the directory already holds a run and `--resume` is missing, if that run
-            cannot be resumed with these settings or was made from something else, or if another
-            process is training there. The directory is left untouched then.
+        InputError: if `--resume` is missing where a run is, or impossible with these settings, or
+            another process is training there. The directory is left untouched then.
     """
     directory = Path(args.output_dir)
     used = (directory / RUN_CONFIG).exists() or bool(checkpoints_of(directory))
@@ -165,21 +151,7 @@ def open_run_directory(
 def _check_can_resume(
     checkpoint: Path, settings: dict[str, Any], now: RunEnvironment, accept_changes: bool
 ) -> RunEnvironment:
-    """Compare the run with what it was; name the settings that differ and may.
-
-    Args:
-        checkpoint: to resume from.
-        settings: of this process.
-        now: what this process found.
-        accept_changes: resume with other fingerprints, and without comparing if that is impossible.
-
-    Returns:
-        What to record: `now`, with all changes that were accepted.
-
-    Raises:
-        InputError: for settings under which the checkpoint means nothing, and for changes that were
-            not accepted.
-    """
+    """Return what to record of a resumed run: `now`, with the changes that were accepted."""
     directory, step = checkpoint.parent, step_of(checkpoint)
     if not (directory / RUN_CONFIG).exists() and not (directory / ENVIRONMENT).exists():
         return now  # a checkpoint alone, such as one from the Hub
@@ -267,13 +239,7 @@ def _print(line: str) -> None:
 
 
 def resolved_config(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> dict[str, Any]:
-    """Collect every setting with its value, as plain YAML types; secrets hidden.
-
-    Args:
-        run: our settings.
-        args: TRL's and those of our trainer.
-        model: TRL's, of the model.
-    """
+    """Collect every setting with its value, as plain YAML types; secrets hidden."""
     merged = {**vars(run), **args.to_dict(), **vars(model), "hub_token": None}  # in HF_TOKEN
     del merged["origins"]  # not a setting: where each came from in this command
     public = {key: value for key, value in merged.items() if not key.startswith("_")}

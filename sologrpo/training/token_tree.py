@@ -1,8 +1,7 @@
 """Rows of a batch in one sequence that has each of their tokens once, and attention over it.
 
-The rows of a generation batch are a tree: tokens that all prompts begin with (the root: a system
-prompt, worked examples), the rest of each prompt (its stem), and the completions. They form one
-sequence without padding, so that everything but attention needs no change at all:
+Tokens that all prompts begin with (the root), the rest of each prompt (its stem) and the
+completions are a tree, laid out so that everything but attention needs no change at all:
 
     root | stem 1, completion, completion, ... | stem 2, completion, ... | ...
 
@@ -51,15 +50,12 @@ class TokenTree:
     """Some rows of a batch in one sequence.
 
     Attributes:
-        input_ids: (1, N).
         position_ids: (1, N) as if each completion followed its prompt alone.
         places: (K,) the places with a token to predict.
         next_ids: (1, K) that token.
         targets: (K,) its index in (B, T), flattened.
-        root: places of the root.
         branches: in the order of their places; they begin after the root.
         shape: (B, T) of the completions.
-        is_shared: prompts are shared; otherwise each row stands for itself.
     """
 
     input_ids: torch.Tensor
@@ -74,20 +70,14 @@ class TokenTree:
 
     @property
     def attention(self) -> dict[str, Any]:
-        """The arguments of the model's forward pass that decide who sees whom.
-
-        Without any, transformers reads from the positions where rows begin.
-        """
+        """The arguments of the forward pass that decide who sees whom; none for packed rows."""
         return along(self) if self.is_shared else {}
 
     @classmethod
     def of(cls, tokens: Tokens, share_prompts: bool) -> "TokenTree":
         """Lay out rows; those whose completion is masked get no place.
 
-        Args:
-            tokens: of the rows.
-            share_prompts: have one branch for all completions of a prompt, and a root. Without it,
-                the sequence is what transformers takes for packed rows.
+        Without `share_prompts` the sequence is what transformers takes for packed rows.
         """
         prompts, completions = tokens.prompts, tokens.completions
         shape = torch.Size([len(completions), tokens.completion_T])

@@ -1,8 +1,7 @@
 """`SoloGRPOTrainer`: TRL's `GRPOTrainer` that does less work for the same gradient.
 
-It is composed of three parts, each in its own module: the rollout (`rollout`), the advantages
-(`advantages`) and the packed loss (`packed_loss`). Every override here names the lines of TRL
-1.16.0 that it relies on, in `grpo_trainer.py`; what is replaced within TRL is in `trl_patches`.
+Every override names the lines of TRL 1.16.0 that it relies on, in `grpo_trainer.py`; what is
+replaced within TRL is in `trl_patches`.
 
 Shapes: B rows of a batch, G completions of one prompt, P prompts, T tokens, R rewards.
 """
@@ -78,18 +77,15 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     - Rows whose advantage is exactly zero are left out of the forward and backward pass where they
       cannot change the gradient. The rest is computed without padding, and each token that rows
       have in common once, in passes sized by the batch and the free memory.
-    - The LM head scores completion tokens only, on a CPU too.
     - Stop strings of the prompt format end a completion, row by row, as an end token does.
-    - `evaluate()` grades one greedy completion of every prompt that `build_prompts` made, at the
-      training prompt, length and judge. Other data sets are evaluated as in TRL.
+    - `evaluate()` grades one greedy completion of every prompt that `build_prompts` made.
+      Other data sets are evaluated as in TRL.
 
     What it cannot reproduce exactly runs as in TRL; `as_in_trl` tells which parts do, and why. With
-    TRL's own `GRPOConfig` it also prints completions and writes the model card as TRL does; with
-    `SoloGRPOConfig` that is left to the callbacks and to the export.
+    TRL's own `GRPOConfig` it also prints completions and writes the model card as TRL does.
 
-    Example:
-        >>> from sologrpo import SoloGRPOTrainer as GRPOTrainer
-        >>> GRPOTrainer(model, reward_funcs, args, train_dataset=dataset).train()
+    >>> from sologrpo import SoloGRPOTrainer as GRPOTrainer
+    >>> GRPOTrainer(model, reward_funcs, args, train_dataset=dataset).train()
     """
 
     # The batch that TRL is sampling and scoring. Only `_generate_and_score_completions` sets it:
@@ -402,10 +398,7 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return EpochSampler.like(super()._get_train_sampler(dataset))
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write TRL's card, which comes with every checkpoint (3389).
-
-        Not in a run of ours: `adapter/` has its own card, which knows a base model on disk.
-        """
+        """Write TRL's card (3389), but in our runs none: `adapter/` has one."""
         if not self._replaces_trl_output:
             super().create_model_card(*args, **kwargs)
 
@@ -438,11 +431,6 @@ class SoloGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
         TRL, which evaluates on all other rows, averages samples at the training temperature: not
         the accuracy that users will see. Each process grades all prompts, with the same scores.
-
-        Args:
-            eval_dataset: as TRL takes it: rows, a stream, a dictionary of them, or a key of one.
-            ignore_keys: for TRL's evaluation.
-            metric_key_prefix: of the names that are logged.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):  # a key, transformers 5.23.0, trainer.py:2640

@@ -23,13 +23,7 @@ Scores = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 @contextmanager
 def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute, and restore what was there.
-
-    Args:
-        holder: an instance or a module.
-        name: of the attribute; a method or an attribute of the class may have it too.
-        value: of the attribute within the block.
-    """
+    """Set an attribute of an instance or a module, and restore what was there."""
     own = vars(holder)
     had, before = name in own, own.get(name)
     setattr(holder, name, value)
@@ -44,11 +38,7 @@ def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def generate_replaced(model: Any, generate: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Sample by `generate` where TRL calls `model.generate`.
-
-    1859-1872: `_generate_single_turn` calls it as `generate(**inputs, generation_config=...)` on
-    the unwrapped model.
-    """
+    """Sample by `generate` where TRL (1859-1872) calls that of the unwrapped model."""
     with replaced(model, "generate", generate):
         yield
 
@@ -65,15 +55,11 @@ def truncated_kept(trainer: GRPOTrainer) -> Iterator[None]:
 
 @contextmanager
 def lm_head_at(model: Any, places: torch.Tensor) -> Iterator[None]:
-    """Score these places of a sequence only, without waiting for the device.
+    """Score these (K,) places of a sequence only, without waiting for the device.
 
     trl/trainer/utils.py:1606-1660 would find them by a mask, and the host would wait for their
-    number. So the backbone hands on their hidden states alone, and there is nothing to drop. The
-    size of a tile is handed to the kernels in 1650.
-
-    Args:
-        model: with TRL's fused LM head, not wrapped for DDP or DeepSpeed.
-        places: (K,); `shift_labels` is as long.
+    number. So the backbone hands on their hidden states alone. The size of a tile is handed to the
+    kernels in 1650. The model is not wrapped for DDP or DeepSpeed, and `shift_labels` are K too.
     """
 
     def keep(backbone: Any, inputs: Any, output: Any) -> Any:
