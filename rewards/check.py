@@ -120,9 +120,7 @@ def render(prompt_format: PromptFormat, reasoning: str, answer: str) -> str:
 
 
 def varied_rows(golds: Sequence[str]) -> list[int]:
-    """Choose the first row, and those of the least and the greatest gold and of 0.
-
-    The least may be negative, and the greatest written with a comma.
+    """Choose the first row, and those of the least gold (negative?), the greatest (a comma?) and 0.
 
     >>> varied_rows(["7", "18", "-5", "1200", "0", "30000", "4"])
     [0, 2, 4, 5]
@@ -293,8 +291,8 @@ def _short_by_length(
 ) -> list[int]:
     """Find the rows that miss the best score only because of their length.
 
-    There, meaningless reasoning of the same length gets the same score, and a shorter or a longer
-    one a better score. A reward that misreads the answer fails one of the two.
+    There, filler of the same length gets the same score, and a shorter or a longer one a better
+    score. A reward that misreads the answer fails one of the two.
     """
 
     def scores(reasoning: Callable[[int], str]) -> Scores:

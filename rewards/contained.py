@@ -1,11 +1,9 @@
 """Call rewards so that no mistake in one goes unseen, and nothing that it does reaches the trainer.
 
-A reward that breaks its contract stops the run: a score of 0 would hide the bug in the curve.
-
-Rewards that are not built in run in worker processes. There a reward may hang with the
-interpreter's lock held, ignore signals, exit, crash or print. A pool of pebble 5.2.3 was tried: it
-imports the trainer's script, and torch with it, into each process, takes `os._exit(0)` for a hang,
-and leaves alone what a reward started.
+A mistake stops the run. Rewards that are not built in run in worker processes: they may hang with
+the interpreter's lock held, ignore signals, exit, crash or print. A pool of pebble 5.2.3 would
+import the trainer's script, and torch with it, into each process, take `os._exit(0)` for a hang,
+and leave alone what a reward started.
 """
 
 import asyncio
@@ -356,10 +354,7 @@ def checked(reward: Any, name: str = "", trusted: bool = False) -> Reward:
 
 
 def _without_trainer(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments that can be copied: without what acts on the trainer.
-
-    `trainer_state` becomes plain data, as its class is defined where torch is needed.
-    """
+    """Leave out what acts on the trainer; its state becomes plain data, as its class needs torch."""
     passed = {name: value for name, value in arguments.items() if name not in LOGGERS}
     if (state := arguments.get("trainer_state")) is not None:
         fields = {key: value for key, value in vars(state).items() if key != "stateful_callbacks"}
@@ -449,8 +444,6 @@ class _Request(NamedTuple):
 
 
 class _Process:
-    """A running process; a thread receives its answers."""
-
     def __init__(self, timeout: float) -> None:
         self.ended = False
         self._timeout = timeout
@@ -582,8 +575,8 @@ def serve(load: Callable[..., Any], connection: int, trace: int, timeout: float)
 def _guard(*open_files: int) -> None:
     """Fork. The child returns, and is the worker; this process ends with it.
 
-    Standard input is a pipe that only the trainer can write to. When it closes, the trainer is
-    gone, killed perhaps, and this process ends the worker and all that the worker started.
+    Standard input is a pipe that only the trainer can write to. When it closes, the trainer is gone,
+    and this process ends the worker and all that the worker started.
     """
 
     def ended(*_: object) -> None:

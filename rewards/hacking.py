@@ -1,7 +1,6 @@
 """Signs of reward hacking: the model earns rewards without solving the problem.
 
-They are logged, not scored. If a rate climbs while validation accuracy does not, read some
-completions.
+They are not scored. Read completions if a rate climbs while validation accuracy does not.
 """
 
 from collections.abc import Callable
