@@ -94,7 +94,8 @@ def load_rewards(
         specs: names, ``{name: parameters}``, or ``my_module:my_reward``.
         columns: data set columns, to check that each reward can be called with them.
         timeout: seconds allowed for one call of a reward in a worker; 0 for no limit.
-        workers: processes for rewards that are not built in, each of which stays in one; 0 for none.
+        workers: processes for rewards that are not built in; each reward stays in one of them.
+            With 0 they run in this process, without a limit.
 
     >>> [reward.__name__ for reward in load_rewards(["strict_format", "answer_correctness"])]
     ['strict_format', 'answer_correctness']

@@ -354,7 +354,7 @@ def checked(reward: Any, name: str = "", trusted: bool = False) -> Reward:
 
 
 def _without_trainer(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what acts on the trainer; its state becomes plain data, as its class needs torch."""
+    """Leave out what acts on the trainer; `trainer_state` becomes plain data, without torch."""
     passed = {name: value for name, value in arguments.items() if name not in LOGGERS}
     if (state := arguments.get("trainer_state")) is not None:
         fields = {key: value for key, value in vars(state).items() if key != "stateful_callbacks"}
@@ -423,7 +423,7 @@ def load_remote(spec: Any, name: str, worker: "Worker", columns: Sequence[str] |
 class Worker:
     """A process for rewards: started when it is first needed, and again after it has ended.
 
-    A request that takes longer than `timeout` seconds kills it; 0 is no limit.
+    A request that takes longer than `timeout` seconds ends it; 0 is no limit.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -575,8 +575,8 @@ def serve(load: Callable[..., Any], connection: int, trace: int, timeout: float)
 def _guard(*open_files: int) -> None:
     """Fork. The child returns, and is the worker; this process ends with it.
 
-    Standard input is a pipe that only the trainer can write to. When it closes, the trainer is gone,
-    and this process ends the worker and all that the worker started.
+    Standard input is a pipe that only the trainer can write to. When it closes, the trainer is
+    gone, and this process ends the worker and all that the worker started.
     """
 
     def ended(*_: object) -> None:

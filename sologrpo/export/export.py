@@ -43,8 +43,8 @@ from sologrpo.model.merging import check_adapter, dequantize, merge_adapter, sav
 def save_adapter(trainer: Trainer, adapter: Path) -> None:
     """Save the trained adapter and the tokenizer; call it in every process, for sharded weights.
 
-    The manifest comes last. `training_args.bin` is left out: it is a pickle with paths and settings of
-    this machine, which nothing that loads an adapter reads.
+    The manifest comes last. `training_args.bin` is left out: it is a pickle with paths and settings
+    of this machine, which nothing that loads an adapter reads.
     """
     if trainer.is_world_process_zero():
         (adapter / MANIFEST).unlink(missing_ok=True)

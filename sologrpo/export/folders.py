@@ -56,7 +56,7 @@ def fingerprint(settings: EvaluationSettings, arguments: ExportArguments) -> dic
 
 
 def finished_gap(folder: Path, made_from: dict[str, Any]) -> Gap | None:
-    """Read the gap of a model saved earlier; None if it is still to be made, else `InputError`."""
+    """Read the gap of a model saved earlier, None if it is to be made; refuse any other folder."""
     if not folder.exists() or not any(folder.iterdir()):
         return None
     with advising(f"remove {folder}, or give another folder"):

@@ -110,7 +110,7 @@ class ParityCheck:
         release_unused()
 
     def measure(self, name: str, folder: Path) -> Gap:
-        """Measure the gap between a saved model and the trained one; they must read the same prompts."""
+        """Measure the gap between a saved model, which reads the same prompts, and the trained one."""
         trust, dtype = self._settings.trust_remote_code, pick_dtype(self._settings.model.dtype)
         size = unquantised_bytes(ModelConfig(str(folder), dtype=dtype_name(dtype)), trust)
         lack = shortage(size)
@@ -217,7 +217,9 @@ def _kl_in_llama(llama: Llama, answer: _Answer) -> torch.Tensor:
 
 
 def coarse_kl(p_TK: torch.Tensor, q_TK: torch.Tensor) -> torch.Tensor:
-    """Compute KL(p || q) in nats at each position; all but the K tokens likeliest under p are one bin.
+    """Compute KL(p || q) at each position, in nats, with one bin for all but the K tokens.
+
+    The K tokens are the likeliest under p.
 
     >>> p = torch.tensor([[0.5, 0.25]]).log()
     >>> coarse_kl(p, p).item()

@@ -52,7 +52,7 @@ def _accuracy_by_kind(records: Sequence[Record]) -> dict[str, dict[str, float]]:
 
 
 def _summarise_samples(records: Sequence[Record]) -> dict[str, Any]:
-    """Return pass@k for k = 1, 2, 4, ...; a problem is one draw, as its samples share difficulty."""
+    """Return pass@k for k = 1, 2, 4, ...; intervals count problems, as samples share difficulty."""
     K = len(records[0].samples)
     right = [sum(sample.correct for sample in record.samples) for record in records]
     powers_of_two = [2**i for i in range(K.bit_length())]  # up to K
