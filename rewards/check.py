@@ -120,7 +120,7 @@ def render(prompt_format: PromptFormat, reasoning: str, answer: str) -> str:
 
 
 def varied_rows(golds: Sequence[str]) -> list[int]:
-    """Choose the first row, and those of the least gold (negative?), the greatest (a comma?) and 0.
+    """Choose the first row, and those of the least gold (negative?), the greatest (comma?) and 0.
 
     >>> varied_rows(["7", "18", "-5", "1200", "0", "30000", "4"])
     [0, 2, 4, 5]

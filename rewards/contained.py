@@ -1,9 +1,9 @@
 """Call rewards so that no mistake in one goes unseen, and nothing that it does reaches the trainer.
 
-A mistake stops the run. Rewards that are not built in run in worker processes: they may hang with
-the interpreter's lock held, ignore signals, exit, crash or print. A pool of pebble 5.2.3 would
-import the trainer's script, and torch with it, into each process, take `os._exit(0)` for a hang,
-and leave alone what a reward started.
+A mistake stops the run, as a score of 0 would hide it. Rewards that are not built in run in worker
+processes: they may hang with the interpreter's lock held, ignore signals, exit, crash or print. A
+pool of pebble 5.2.3 imports the trainer's script, and torch with it, into each process, takes
+`os._exit(0)` for a hang, and leaves alone what a reward started.
 """
 
 import asyncio
@@ -336,7 +336,7 @@ def _reward_of(name: str, about: About, start: Start) -> Reward:
 
 
 def checked(reward: Any, name: str = "", trusted: bool = False) -> Reward:
-    """Wrap a reward of this process; a `trusted` one leaves its arguments as they are.
+    """Wrap a reward of this process; its arguments are copied, unless it is `trusted` to keep them.
 
     >>> def reward_all(completions, **kwargs): return [1]
     >>> checked(reward_all)(completions=["18"])

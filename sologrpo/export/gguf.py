@@ -51,7 +51,7 @@ class PromptTemplate:
     def of(
         cls, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, adds_opening: bool
     ) -> "PromptTemplate":
-        """Build it from one problem, unless the chat template changes the question.
+        """Build it from one problem.
 
         `adds_opening`: llama.cpp puts the beginning-of-text token before every prompt itself.
         """

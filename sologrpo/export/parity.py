@@ -2,6 +2,7 @@
 
 The trained model, the adapter on the base weights of the run, answers eight problems greedily.
 Each saved model is loaded from disk as its users will, and scores the same answers token by token.
+Only one model is in memory at a time.
 """
 
 from collections.abc import Sequence
@@ -110,7 +111,7 @@ class ParityCheck:
         release_unused()
 
     def measure(self, name: str, folder: Path) -> Gap:
-        """Measure the gap between a saved model, which reads the same prompts, and the trained one."""
+        """Measure the gap between the trained model and a saved one that reads the same prompts."""
         trust, dtype = self._settings.trust_remote_code, pick_dtype(self._settings.model.dtype)
         size = unquantised_bytes(ModelConfig(str(folder), dtype=dtype_name(dtype)), trust)
         lack = shortage(size)
@@ -217,9 +218,7 @@ def _kl_in_llama(llama: Llama, answer: _Answer) -> torch.Tensor:
 
 
 def coarse_kl(p_TK: torch.Tensor, q_TK: torch.Tensor) -> torch.Tensor:
-    """Compute KL(p || q) at each position, in nats, with one bin for all but the K tokens.
-
-    The K tokens are the likeliest under p.
+    """Compute KL(p || q) at each position in nats; all tokens but the K likeliest of p are one bin.
 
     >>> p = torch.tensor([[0.5, 0.25]]).log()
     >>> coarse_kl(p, p).item()
