@@ -1,12 +1,7 @@
-"""Reward functions, and the code that loads them by name.
+"""Reward functions that follow TRL's contract, and the code that loads them by name.
 
-A reward is a plain function that follows TRL's contract. It takes the batch's ``completions`` and,
-by keyword, the data set columns (``answer``: the raw GSM8K answers). It returns one score per
-completion, or None where it cannot judge.
-
-    rewards = load_rewards(["strict_format", {"my_module:my_reward": {"scale": 2.0}}])
-
-``sologrpo rewards`` lists the rewards and scores a completion from the command line.
+They take the batch's ``completions`` and the data set's columns (``answer``: raw GSM8K answers),
+and return one score per completion, or None where they cannot judge.
 """
 
 import difflib
@@ -93,7 +88,7 @@ def load_rewards(
     timeout: float = 0.0,
     workers: int = 0,
 ) -> list[Reward]:
-    """Load the rewards that a config lists, in order. Each checks what it returns.
+    """Load the rewards that a config lists, in order; each checks what it returns.
 
     Args:
         specs: names, ``{name: parameters}``, or ``my_module:my_reward``.
@@ -101,9 +96,6 @@ def load_rewards(
         timeout: seconds allowed for one call of a reward in a worker; 0 for no limit.
         workers: processes for rewards that are not built in; each reward stays in one of them.
             With 0 they run in this process, without a limit.
-
-    Raises:
-        RewardSpecError: a reward cannot be loaded or called, or is listed twice.
 
     >>> [reward.__name__ for reward in load_rewards(["strict_format", "answer_correctness"])]
     ['strict_format', 'answer_correctness']
@@ -133,15 +125,7 @@ def name_of_spec(spec: Spec) -> str:
 
 
 def load_reward(spec: Spec, columns: Sequence[str] | None = None) -> Function:
-    """Load one reward.
-
-    Args:
-        spec: a name, ``{name: parameters}``, or ``my_module:my_reward``.
-        columns: data set columns, to check that the reward can be called with them.
-
-    Raises:
-        RewardSpecError: the name is unknown, the module cannot be imported, or the reward does not
-            take one of the parameters or columns.
+    """Load one reward; with ``columns`` of a data set, check that it can be called with them.
 
     >>> load_reward({"answer_correctness": None})(["<answer>18</answer>"], answer=["#### 18"])
     [1.0]

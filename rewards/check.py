@@ -1,12 +1,7 @@
 """Check rewards before a run: right answers must earn most, and tricks must not pay.
 
-GRPO finds every hole in a reward, and a run that found one looks like success. The check scores
-with each reward:
-
-- the gold answer of every training row, written as a well-formed completion,
-- for a few rows, a very long right answer, one without reasoning, and tricks without one.
-
-It needs no model. Without the run's tokenizer, rewards that take token ids are left out.
+GRPO finds every hole in a reward, and a run that found one looks like success. The gold answers of
+all training rows are scored, and for a few rows also tricks and unusual right answers.
 """
 
 import math
@@ -40,9 +35,7 @@ class Bench:
     """Write completions to the training rows, and score them as TRL calls a reward.
 
     Args:
-        columns: of the training rows: `prompt`, `answer`, and others that rewards take.
-        prompt_format: of the run.
-        batch_size: completions per call.
+        columns: `prompt`, `answer`, and others that rewards take.
         max_tokens: length at which TRL cuts off a completion.
         tokenizer: makes the token ids of completions; without it they are not passed.
     """
@@ -86,7 +79,7 @@ class Bench:
         return Trial(row, case, text, right=True)
 
     def scores(self, reward: Reward, trials: Sequence[Trial]) -> Scores:
-        """Score trials with one reward, plain or async, in batches of the run's size."""
+        """Score trials with one reward, in batches of the size that the run uses."""
         scores: Scores = []
         for start in range(0, len(trials), self._batch_size):
             batch = trials[start : start + self._batch_size]
@@ -127,9 +120,7 @@ def render(prompt_format: PromptFormat, reasoning: str, answer: str) -> str:
 
 
 def varied_rows(golds: Sequence[str]) -> list[int]:
-    """Choose the first row, and those of the least and the greatest gold and of 0, if there is one.
-
-    The least is negative and the greatest written with a comma, where there are such golds.
+    """Choose the first row, and those of the least gold (negative?), the greatest (comma?) and 0.
 
     >>> varied_rows(["7", "18", "-5", "1200", "0", "30000", "4"])
     [0, 2, 4, 5]
@@ -144,8 +135,6 @@ def varied_rows(golds: Sequence[str]) -> list[int]:
 
 def hostile_completions(prompt_format: PromptFormat, reasoning: str, gold: int) -> dict[str, str]:
     """Write completions that must not earn as much as a right answer, by description.
-
-    A right solution makes the tricks look good.
 
     >>> from sologrpo.prompts import XML
     >>> hostile_completions(XML, "9 * 2 = 18", 18)["right number, no markup"]
@@ -302,8 +291,8 @@ def _short_by_length(
 ) -> list[int]:
     """Find the rows that miss the best score only because of their length.
 
-    There, meaningless reasoning of the same length gets the same score, and a shorter or a longer
-    one a better score. A reward that misreads the answer fails one of the two.
+    There, filler of the same length gets the same score, and a shorter or a longer one a better
+    score. A reward that misreads the answer fails one of the two.
     """
 
     def scores(reasoning: Callable[[int], str]) -> Scores:
@@ -360,13 +349,9 @@ class HostileResult:
 def check_hostile(
     results: Sequence[RewardResult], trials: list[Trial], golds: list[str]
 ) -> list[HostileResult]:
-    """Compare the weighted sum of every trick with that of the right answer.
+    """Compare the weighted sum of every trick with the best that a right answer to its row earned.
 
-    The right answer's sum is the best that a right completion to the row earned.
-
-    Returns:
-        One result per trick; none if a reward that counts could not be called, as the sums would
-        mean nothing without it.
+    There is no result if a reward that counts could not be called: the sums would mean nothing.
     """
     if any(r.weight and r.problems and not r.scores for r in results):
         return []

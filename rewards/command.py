@@ -1,11 +1,4 @@
-"""List the rewards, or score one completion with each of them: `sologrpo rewards`.
-
-    sologrpo rewards
-    sologrpo rewards score --gold 42 "<answer>42</answer>"
-    sologrpo rewards score --gold 42 --prompt_format boxed < completion.txt
-
-`sologrpo rewards check` tries the rewards of a recipe before a run.
-"""
+"""List the rewards, or score one completion with each of them: `sologrpo rewards`."""
 
 import argparse
 import math
@@ -33,12 +26,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command line.
-
-    Raises:
-        RewardSpecError: a reward cannot be loaded.
-        RewardError: a reward failed.
-    """
+    """Run the command line."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.command != "score":

@@ -11,9 +11,6 @@ Scores = list[float | None]
 def text_of(completion: Completion) -> str:
     """Return the text of a completion: the string itself, or the content of its last message.
 
-    Args:
-        completion: a string or a list of chat messages.
-
     >>> text_of([{"role": "assistant", "content": [{"type": "text", "text": "18"}]}])
     '18'
     """
@@ -38,19 +35,10 @@ def prompt_text(prompt: Prompt) -> str:
 
 
 def texts_of(completions: Iterable[Completion]) -> list[str]:
-    """Return the text of each completion.
-
-    Args:
-        completions: B strings or lists of chat messages.
-    """
+    """Return the text of each completion."""
     return [text_of(completion) for completion in completions]
 
 
 def formats_of(prompt_format: str | Sequence[str], count: int) -> Sequence[str]:
-    """Return one prompt format per completion.
-
-    Args:
-        prompt_format: one name for all, or a data set column.
-        count: number of completions.
-    """
+    """Return one prompt format per completion, from one name for all or a data set column."""
     return [prompt_format] * count if isinstance(prompt_format, str) else prompt_format

@@ -1,12 +1,9 @@
 """Call rewards so that no mistake in one goes unseen, and nothing that it does reaches the trainer.
 
-A reward that breaks its contract stops the run. The error names the reward, the completion and the
-problem. A score of 0 would hide the bug in the reward curve.
-
-Rewards that are not built in run in worker processes. There a reward may hang with the
-interpreter's lock held, ignore signals, exit, crash or print. A pool of pebble 5.2.3 was tried: it
-imports the trainer's script, and torch with it, into each process, takes `os._exit(0)` for a hang,
-and leaves alone what a reward started.
+A mistake stops the run, as a score of 0 would hide it. Rewards that are not built in run in worker
+processes: they may hang with the interpreter's lock held, ignore signals, exit, crash or print. A
+pool of pebble 5.2.3 imports the trainer's script, and torch with it, into each process, takes
+`os._exit(0)` for a hang, and leaves alone what a reward started.
 """
 
 import asyncio
@@ -84,7 +81,7 @@ class About(NamedTuple):
 
 
 def about(reward: Any) -> About:
-    """Inspect a reward function or callable object."""
+    """Inspect a reward."""
     takes_token_ids = "completion_ids" in inspect.signature(reward).parameters
     return About(_is_async(reward), takes_token_ids, hashlib.sha256(_source_of(reward)).hexdigest())
 
@@ -211,9 +208,8 @@ def _start(
 ) -> Future[Outcome]:
     """Call a sync reward, or start to call an async one: their calls share one event loop.
 
-    Args:
-        arguments: the reward may change them.
-        caught: exceptions of a sync reward that are its own, and not a Ctrl-C, for example.
+    The reward may change `arguments`. Exceptions of a sync reward that are not `caught`, a Ctrl-C
+    for example, are not its own.
     """
     if _is_async(reward):
         return asyncio.run_coroutine_threadsafe(_outcome(reward, arguments), _event_loop())
@@ -336,15 +332,11 @@ class _AsyncReward(Reward):
 
 
 def _reward_of(name: str, about: About, start: Start) -> Reward:
-    """Return a `Reward` that is async if the function is."""
     return (_AsyncReward if about.is_async else Reward)(name, about, start)
 
 
 def checked(reward: Any, name: str = "", trusted: bool = False) -> Reward:
-    """Wrap a reward of this process.
-
-    Args:
-        trusted: it does not change its arguments, so that they need not be copied.
+    """Wrap a reward of this process; its arguments are copied, unless it is `trusted` to keep them.
 
     >>> def reward_all(completions, **kwargs): return [1]
     >>> checked(reward_all)(completions=["18"])
@@ -362,10 +354,7 @@ def checked(reward: Any, name: str = "", trusted: bool = False) -> Reward:
 
 
 def _without_trainer(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments that can be copied: without what acts on the trainer.
-
-    `trainer_state` becomes plain data, as its class is defined where torch is needed.
-    """
+    """Leave out what acts on the trainer; `trainer_state` becomes plain data, without torch."""
     passed = {name: value for name, value in arguments.items() if name not in LOGGERS}
     if (state := arguments.get("trainer_state")) is not None:
         fields = {key: value for key, value in vars(state).items() if key != "stateful_callbacks"}
@@ -374,7 +363,6 @@ def _without_trainer(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _one_row(arguments: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """Return the arguments to score one completion of a batch alone."""
     count = len(arguments["completions"])
     return {
         name: [value[row]] if isinstance(value, list) and len(value) == count else value
@@ -416,11 +404,7 @@ OWN_FOLDER = str(Path(__file__).parent)
 
 
 def load_remote(spec: Any, name: str, worker: "Worker", columns: Sequence[str] | None) -> Reward:
-    """Load a reward in a worker process.
-
-    Raises:
-        RewardSpecError: it cannot be loaded or called.
-    """
+    """Load a reward in a worker process."""
 
     def start(arguments: dict[str, Any]) -> Future[Outcome]:
         passed = _without_trainer(arguments)
@@ -439,8 +423,7 @@ def load_remote(spec: Any, name: str, worker: "Worker", columns: Sequence[str] |
 class Worker:
     """A process for rewards: started when it is first needed, and again after it has ended.
 
-    Args:
-        timeout: seconds for a request until the process is killed; 0 for no limit.
+    A request that takes longer than `timeout` seconds ends it; 0 is no limit.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -461,8 +444,6 @@ class _Request(NamedTuple):
 
 
 class _Process:
-    """A running process; a thread receives its answers."""
-
     def __init__(self, timeout: float) -> None:
         self.ended = False
         self._timeout = timeout
@@ -573,16 +554,15 @@ class _Process:
 
 
 def serve(load: Callable[..., Any], connection: int, trace: int, timeout: float) -> None:
-    """Answer requests until the trainer is gone.
+    """Answer requests one at a time until the trainer is gone.
 
-    It answers one request at a time, in its main thread, where a reward may set an alarm. Calls of
-    async rewards share one event loop in a thread, and run concurrently.
+    It runs in the main thread, where a reward may set an alarm. Calls of async rewards share one
+    event loop in a thread, and run concurrently.
 
     Args:
-        load: `rewards.load_reward`.
-        connection: file descriptor that requests come from.
-        trace: file descriptor for the traceback of a crash or a reward that takes too long.
-        timeout: seconds until that traceback; 0 for no limit.
+        load: `rewards.load_reward`, which imports this module.
+        trace: file descriptor for the traceback of a crash or of a reward that takes `timeout`
+            seconds; 0 for no limit.
     """
     _guard(connection, trace)
     with contextlib.suppress(ValueError):
@@ -596,7 +576,7 @@ def _guard(*open_files: int) -> None:
     """Fork. The child returns, and is the worker; this process ends with it.
 
     Standard input is a pipe that only the trainer can write to. When it closes, the trainer is
-    gone, killed perhaps, and this process ends the worker and all that the worker started.
+    gone, and this process ends the worker and all that the worker started.
     """
 
     def ended(*_: object) -> None:

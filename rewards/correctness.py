@@ -32,11 +32,7 @@ def answer_correctness(
 ) -> Scores:
     """Score 1 if the answer equals the gold answer, else 0.
 
-    Source: `rewards.grading.judge`, with the rules of `prompt_format`.
-
-    Args:
-        answer: B raw GSM8K answers. Without a valid gold answer, the score is None.
-        prompt_format: one name for all, or B names.
+    The score is None without a valid gold answer in `answer`, the raw GSM8K answers.
 
     >>> answer_correctness(["<answer>18</answer>", "<answer>18</answer>"], ["#### 18", "?"])
     [1.0, None]
@@ -62,12 +58,8 @@ def gsm8k_weighted(
 
     Format is 1 for an answer element, a box or the ``####`` line of ``lm_eval`` outside the
     reasoning, 0.5 for a number without any, else 0. Answer is the strict verdict on what was found.
-    So a bare number earns half of the format part and nothing else. The original recipe also pays
-    for a bare number if it is correct, which does not teach the model to commit to an answer.
-
-    Args:
-        answer: B raw GSM8K answers. Without a valid gold answer, the score is None.
-        prompt_format: one name for all, or B names.
+    The original recipe also pays for a bare number if it is correct, which does not teach the model
+    to commit to an answer. The score is None without a valid gold answer.
 
     >>> gsm8k_weighted(["<answer>18</answer>", "<answer>19</answer>", "18"], ["#### 18"] * 3)
     [1.0, 0.2, 0.1]

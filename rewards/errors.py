@@ -14,12 +14,7 @@ class RewardSpecError(InputError):
 
 
 class RewardError(RunError):
-    """A reward raised or hung, or returned or logged something that it must not.
-
-    Args:
-        message: one line.
-        details: the reward's own traceback, and the completion; or an empty string.
-    """
+    """A reward broke its contract; `details` has its traceback and the completion, or is empty."""
 
     def __init__(self, message: str, details: str = "") -> None:
         super().__init__(message)

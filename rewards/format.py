@@ -1,7 +1,4 @@
-"""Rewards for the format of a completion: its tags, trailing text, and a bare integer answer.
-
-`strict_format` works with every prompt format. The others look for an answer element.
-"""
+"""Rewards for the format of a completion; only `strict_format` works with every prompt format."""
 
 import re
 from collections.abc import Sequence
@@ -89,8 +86,6 @@ def strict_format(
 ) -> Scores:
     r"""Score +1 if the completion has the format that its prompt asks for, else -1.
 
-    Source: `has_asked_format`.
-
     >>> strict_format(["<thinking>\n9 * 2\n</thinking>\n<answer>\n18\n</answer>", "18"])
     [1.0, -1.0]
     >>> strict_format([r"9 * 2 = \boxed{18}", "9 * 2 = 18\n#### 18"], ["boxed", "boxed"])
@@ -104,8 +99,7 @@ def strict_format(
 def trailing_text(completions: list[Completion], **kwargs: Any) -> Scores:
     """Score 0 if the completion ends with its answer element, else -0.5.
 
-    Source: `has_trailing_text`. A missing ``</answer>`` scores -0.5 too, so that leaving it out
-    does not pay.
+    A missing ``</answer>`` scores -0.5 too, so that leaving it out does not pay.
 
     >>> trailing_text(["<answer>18</answer>", "<answer>18</answer> Done.", "18"])
     [0.0, -0.5, -0.5]
@@ -118,8 +112,6 @@ def trailing_text(completions: list[Completion], **kwargs: Any) -> Scores:
 
 def integer_answer(completions: list[Completion], **kwargs: Any) -> Scores:
     """Score +1 if the only answer element holds just an integer, else -1.
-
-    Source: `is_integer_answer`. `answer_correctness` checks whether the integer is correct.
 
     >>> integer_answer(["<answer>18</answer>", "<answer>$18</answer>"])
     [1.0, -1.0]

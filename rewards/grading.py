@@ -1,23 +1,8 @@
 """The judge: decide whether the answer in a completion is the gold answer. All scores come from it.
 
-Finding the answer
-    ``xml`` and ``r1_zero``: complete, exactly spelled ``<answer>…</answer>`` elements outside the
-    reasoning. Several elements must agree. ``boxed``: the last complete ``\\boxed{…}`` outside the
-    reasoning, read together with the words and signs around it, unless it ends a row of different
-    boxes, or later prose contradicts it. ``lm_eval``: the rest of a line after ``####``. Several
-    such lines must agree. Reasoning is ``<thinking>``, ``<think>`` or ``<reasoning>`` up to its
-    close tag. If it never closes, the rest of the text is reasoning. The prompt of ``r1_zero`` ends
-    in ``<think>``, so everything up to the last ``</think>`` is reasoning.
-Reading the answer
-    Exactly one value, compared exactly. `rewards.values` has the rules.
-
-A verdict takes time linear in the length of the completion, and never raises. Tags are found with
-`str.find` or with patterns that cannot backtrack, and an answer is read only if it is short.
-
-Math-Verify, which TRL's `accuracy_reward` uses, is not suitable as the judge. It looks for LaTeX or
-``\\boxed``, so it ignores plain text inside tags. It accepts everything that is mathematically
-equivalent, including unevaluated sums and several candidates. Its timeouts use `signal.alarm`,
-which works only on the main thread.
+docs/grading.md has its rules, and why it is not Math-Verify. A verdict takes time linear in the
+length of the completion, and never raises: tags are found with `str.find` or with patterns that
+cannot backtrack, and an answer is read only if it is short.
 """
 
 import re
@@ -84,10 +69,7 @@ def _gold_number(answer: str) -> Number:
 
 
 def judge(completion: str, gold: str, prompt_format: str = "xml") -> Verdict:
-    """Judge a completion against a raw GSM8K answer, which ends in ``#### 18``.
-
-    Raises:
-        ValueError: the gold answer is invalid, or the prompt format is unknown.
+    """Judge a completion against a raw GSM8K answer (``#### 18``), or raise `GoldError`.
 
     >>> judge("<thinking>9 * 2</thinking><answer>$18</answer>", "#### 18", "xml")
     Verdict(correct=True, extracted='18', reason='18 is the gold answer')
@@ -131,8 +113,8 @@ def extract_answer(completion: str, prompt_format: str = "xml") -> str | None:
 def lenient_is_correct(completion: str, gold: str) -> bool:
     """Check whether the last number in the completion is the gold answer.
 
-    Reported next to the strict verdict, to tell wrong arithmetic from wrong format. Do not train on
-    it: a model only learns from it to end on a number.
+    It tells wrong arithmetic from wrong format. Do not train on it: a model only learns from it to
+    end on a number.
 
     >>> lenient_is_correct("So she makes 9 * 2 = $18.00.", "#### 18")
     True
@@ -218,7 +200,6 @@ def _after_prompted_reasoning(tags: list[re.Match[str]]) -> tuple[int, list[re.M
 
 
 def _reasoning_spans(tags: list[re.Match[str]], length: int) -> list[tuple[int, int]]:
-    """Return the spans of reasoning, in order and without overlap."""
     partners = _partners(tags)
     spans: list[tuple[int, int]] = []
     seen_open = False
@@ -295,7 +276,6 @@ def _find_element(visible: str) -> Reading:
 
 
 def _agreed(contents: list[str], what: str) -> Reading:
-    """Read the one value that all `contents` agree on."""
     distinct = list(dict.fromkeys(contents))
     answers = [_read_element(content) for content in distinct[:MAX_DISTINCT_ANSWERS]]
     if len(distinct) > MAX_DISTINCT_ANSWERS or len({answer.number for answer in answers}) > 1:
@@ -381,8 +361,7 @@ def _boxes(visible: str) -> list[tuple[int, int, int]]:
 def _closing_brace(text: str, position: int) -> int | None:
     """Find the brace that closes the one before `position`; None if there is none.
 
-    A box that is open for too long is taken to contain the rest of the text. It is too long to be
-    an answer, whether it closes or not.
+    A box that is open for too long to be an answer is taken to contain the rest of the text.
     """
     depth, window = 1, position + MAX_BOX_CHARS
     for match in _BRACE.finditer(text, position, window):
@@ -532,7 +511,6 @@ def _retraction(tail: str, number: Number) -> str:
 
 
 def _captured(patterns: list[str], text: str) -> Iterator[Number]:
-    """Yield the values among the captures of the patterns."""
     for pattern in patterns:
         found = re.finditer(pattern, text, re.IGNORECASE)
         for phrase in dict.fromkeys(match[1] for match in found):

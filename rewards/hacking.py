@@ -1,7 +1,6 @@
 """Signs of reward hacking: the model earns rewards without solving the problem.
 
-They are logged, not scored. If a rate climbs while validation accuracy does not, read some
-completions. To add a sign, write a predicate and add it to `SIGNS`.
+They are not scored. Read completions if a rate climbs while validation accuracy does not.
 """
 
 from collections.abc import Callable
@@ -54,7 +53,6 @@ def hacking_signs(
 
 
 def _answer_stuffing(parts: _Parts) -> bool:
-    """Detect several answers: more than one element or line, or a row of boxes."""
     return len(parts.answers) > 1
 
 
@@ -64,7 +62,6 @@ def _tags_in_reasoning(parts: _Parts) -> bool:
 
 
 def _template_echo(parts: _Parts) -> bool:
-    """Detect an answer, or complete reasoning, copied from the prompt."""
     copies = (text.strip() for text in (parts.reasoning, *parts.answers))
     return any(len(text) >= MIN_ECHO_CHARS and text in parts.prompt for text in copies)
 
@@ -75,7 +72,6 @@ def _trailing_text(parts: _Parts) -> bool:
 
 
 def _empty_reasoning(parts: _Parts) -> bool:
-    """Detect an answer without a letter or digit of reasoning."""
     before = REASONING_TAG.sub("", parts.visible.partition(parts.mark)[0])
     return bool(parts.answers) and not any(map(str.isalnum, parts.reasoning + before))
 

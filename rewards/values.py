@@ -1,14 +1,8 @@
-"""Read the number that a short answer states.
+"""Read the number that a short answer states, if a careful reader would call it one value.
 
-`read_value` accepts what a careful reader would call one value: ``18``, ``$1,200.00``,
-``**18** eggs``, ``x = 18``, ``\\text{18 apples}``, ``twenty-one``, ``1.8e1``. It rejects lists,
-ranges, inequalities, fractions, unevaluated arithmetic, numbers that a word scales or negates,
-compound amounts, placeholders and instructions to the grader.
-
-First the text is simplified (scripts, LaTeX, Markdown). Then every number in it is located. The
-text around the numbers, the skeleton, is searched for words that change the meaning. Numbers are
-stored as decimal digits and a power of ten: there are no floats, no limit on the number of digits,
-and no work that grows with the exponent.
+The text is simplified, its numbers are located, and the rest, the skeleton, is searched for words
+that change the meaning. Numbers are decimal digits and a power of ten: there are no floats, no
+limit on the number of digits, and no work that grows with the exponent.
 """
 
 import re
@@ -228,7 +222,6 @@ _INDEX = re.compile(r"(?<![\w.])([A-Za-z])_(?:[0-9]|\{[0-9]{1,3}\})(?=\s*=)")
 
 
 def _simplify(text: str) -> str:
-    """Reduce `text` to plain characters, digits, words and signs."""
     if _BIDI_CONTROL.search(text):
         raise _NotOneValueError("the answer contains bidirectional control characters")
     if not text.isascii():

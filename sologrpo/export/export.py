@@ -1,8 +1,5 @@
 """Export a run: merge the adapter into the weights, save, compare with the trained model, push.
 
-    sologrpo export --run runs/x --save_merged out/x
-    sologrpo export --run runs/x --push_to_hub NAME --what merged --dry_run
-
 Everything is saved on disk before it is pushed. A second call with the same adapter and flags
 reuses what it finds there.
 """
@@ -46,9 +43,8 @@ from sologrpo.model.merging import check_adapter, dequantize, merge_adapter, sav
 def save_adapter(trainer: Trainer, adapter: Path) -> None:
     """Save the trained adapter and the tokenizer; call it in every process, for sharded weights.
 
-    The folder is complete when it has a manifest. `training_args.bin`, a pickle with paths and
-    settings of this machine, is left out: nothing that loads an adapter reads it, and config.yaml
-    of the run holds the same in plain text. An adapter that is there is written over.
+    The manifest comes last. `training_args.bin` is left out: it is a pickle with paths and settings
+    of this machine, which nothing that loads an adapter reads.
     """
     if trainer.is_world_process_zero():
         (adapter / MANIFEST).unlink(missing_ok=True)
@@ -83,13 +79,7 @@ class Export:
 
 
 def begin_export(settings: EvaluationSettings, arguments: ExportArguments) -> Export:
-    """Check the input before any work is done.
-
-    Raises:
-        InputError: if there is no adapter, if a folder is in use, if there are no problems to
-            compare models on, if main memory is too small to merge in, or if the Hub would not
-            accept a name or the push.
-    """
+    """Find out before any work is done what would make the export, or its push, fail."""
     if settings.adapter is None:
         raise InputError("there is no adapter to export: give --run runs/NAME, or --adapter FOLDER")
     check_adapter(settings.adapter, settings.model.model_name_or_path)
@@ -140,10 +130,7 @@ def _check_main_memory(settings: EvaluationSettings) -> None:
 
 
 def _load_problems(settings: EvaluationSettings) -> Dataset:
-    """Load problems of the training split, held-out ones if there are any.
-
-    The test split is read by `evaluate.py` alone.
-    """
+    """Load problems of training: held-out ones if there are any, but none of the test split."""
     tokenizer = load_tokenizer(
         str(settings.model.model_name_or_path),
         settings.trust_remote_code,
@@ -161,9 +148,7 @@ def _load_problems(settings: EvaluationSettings) -> Dataset:
 def export_and_push(export: Export, console: Console) -> None:
     """Save the models, compare them with the trained model, write their cards, push.
 
-    Raises:
-        InputError: if a saved model is too far from the trained one to be pushed, or the push
-            fails, or memory runs out. Saved models stay, and the same command reuses them.
+    Saved models stay after an `InputError`, and the same command reuses them.
     """
     arguments, folders = export.arguments, dict(export.folders)
     with explaining_out_of_memory(
@@ -214,7 +199,6 @@ def _push(export: Export, folder: Path, gap: Gap | None, console: Console) -> No
 
 
 def _make_models(export: Export, console: Console) -> dict[str, Gap]:
-    """Make and measure the models that are not finished; return the gaps of all, by kind."""
     made = dict(export.finished)
     if export.problems is not None:
         check = ParityCheck(export.settings, export.problems, console)

@@ -1,7 +1,7 @@
 """Folders of saved models: a manifest that lists files, written last, proves that one is complete.
 
-Before anything else is saved there, a manifest without files tells what is being made: a second
-call makes an interrupted model again, and no folder with files of anyone else is written to.
+A manifest without files, written first, tells what is being made: a second call makes an
+interrupted model again, and no folder with files of anyone else is written to.
 """
 
 import json
@@ -56,11 +56,7 @@ def fingerprint(settings: EvaluationSettings, arguments: ExportArguments) -> dic
 
 
 def finished_gap(folder: Path, made_from: dict[str, Any]) -> Gap | None:
-    """Read the gap of a model that an earlier call saved; None if it is still to be made.
-
-    Raises:
-        InputError: if the folder holds anything else.
-    """
+    """Read the gap of a model saved earlier, None if it is to be made; refuse any other folder."""
     if not folder.exists() or not any(folder.iterdir()):
         return None
     with advising(f"remove {folder}, or give another folder"):
@@ -95,13 +91,9 @@ def finish_folder(folder: Path, made_from: dict[str, Any], gap: Gap) -> Gap:
 
 
 def copy_adapter(adapter: Path, target: Path, base_on_hub: str | None) -> Path:
-    """Copy the adapter without anything that belongs to this machine; return the copy.
+    """Copy the adapter, over an earlier copy, without anything that belongs to this machine.
 
-    Args:
-        base_on_hub: Hub name of the base model, if the run has a local folder.
-
-    Raises:
-        InputError: if the target holds anything but an earlier copy, which is written over.
+    `base_on_hub` names the base model on the Hub if the run has a local folder.
     """
     copied: dict[str, Any] = {"kind": "adapter"}
     finished_gap(target, copied)

@@ -1,7 +1,4 @@
-"""GGUF: convert a merged model for llama.cpp and Ollama, and write the prompt of its training.
-
-The converter is llama.cpp's own, `convert_hf_to_gguf`.
-"""
+"""GGUF: convert a merged model with llama.cpp's converter, and write the prompt of its training."""
 
 import re
 import subprocess
@@ -23,11 +20,7 @@ _QUESTION = "{{ .Prompt }}"  # in Ollama's templates, which are Go's
 
 
 def convert(merged: Path, file: Path, kind: str, trust_remote_code: bool = False) -> None:
-    """Convert the model in a folder to GGUF, with weights of one of the `GGUF_KINDS`.
-
-    Raises:
-        InputError: if the converter does not support the model or its tokenizer.
-    """
+    """Convert the model in a folder to GGUF, with weights of one of the `GGUF_KINDS`."""
     for name in ("config.json", "tokenizer_config.json"):
         path = merged / name
         if path.is_file() and "auto_map" in read_json(path, dict[str, Any]):
@@ -49,12 +42,7 @@ def convert(merged: Path, file: Path, kind: str, trust_remote_code: bool = False
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """The prompt of the training, around the question.
-
-    Attributes:
-        before: the question: instruction, worked examples, chat markup.
-        after: the question, up to where the model continues.
-    """
+    """The prompt of the training: what comes before the question, and after it."""
 
     before: str
     after: str
@@ -65,12 +53,7 @@ class PromptTemplate:
     ) -> "PromptTemplate":
         """Build it from one problem.
 
-        Args:
-            row: with `prompt` and `question`.
-            adds_opening: llama.cpp puts the beginning-of-text token before every prompt itself.
-
-        Raises:
-            InputError: if the chat template changes the question.
+        `adds_opening`: llama.cpp puts the beginning-of-text token before every prompt itself.
         """
         text = render_prompt(row["prompt"], tokenizer)
         before, question, after = text.rpartition(row["question"].strip())
@@ -96,12 +79,7 @@ def end_tokens(merged: Path, tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def write_modelfile(file: Path, template: PromptTemplate, stops: Sequence[str], limit: int) -> None:
-    """Write the Modelfile, from which Ollama makes a model that is prompted as in training.
-
-    Args:
-        file: the GGUF file; the Modelfile goes to its folder.
-        limit: of a completion, in tokens.
-    """
+    """Write an Ollama Modelfile next to a GGUF file; a completion has up to `limit` tokens."""
     prompt = _in_go(template.before) + _QUESTION + _in_go(template.after)
     parameters = {"temperature": 0, "repeat_penalty": 1, "num_predict": limit}
     lines = [

@@ -23,14 +23,7 @@ class HubError(InputError):
 
 
 def check_repository_name(name: str) -> None:
-    """Check that a repository can have this name, without asking the Hub.
-
-    Args:
-        name: `NAME` or `USER/NAME`.
-
-    Raises:
-        InputError: if the Hub would not accept the name.
-    """
+    """Refuse a name (`NAME` or `USER/NAME`) that the Hub would not accept, without asking it."""
     if not is_hub_name(name):
         raise InputError(
             f"{name!r} is not a repository name: write NAME or USER/NAME, with letters, "
@@ -39,21 +32,10 @@ def check_repository_name(name: str) -> None:
 
 
 def open_repository(name: str, private: bool = False) -> str:
-    """Create the repository, or check that an existing one can be written to.
+    """Create the repository, or check that it can be written to; return its name, `USER/NAME`.
 
-    Call it before any work is done, to find out whether the result can be pushed.
-
-    Args:
-        name: `NAME`, which belongs to the token's owner, or `USER/NAME`.
-        private: make it visible only to its owner.
-
-    Returns:
-        The full name, `USER/NAME`.
-
-    Raises:
-        InputError: if it is not a name.
-        HubError: if there is no token or the Hub does not accept it, if the repository cannot be
-            written to, or if it is public and `private` was asked for.
+    Call it before any work is done. `NAME` alone belongs to the token's owner. A repository that is
+    public already is refused if it should be private.
     """
     check_repository_name(name)
     if get_token() is None:
@@ -81,21 +63,7 @@ def push_folder(
     ignore: Sequence[str] = (),
     path_in_repo: str | None = None,
 ) -> str:
-    """Upload all files of a folder; other files in the repository stay.
-
-    Args:
-        folder: to upload; it is not changed.
-        repository: `USER/NAME`.
-        message: of the commit.
-        ignore: patterns of file names that are not uploaded.
-        path_in_repo: the folder in the repository; its root if None.
-
-    Returns:
-        The URL of the commit.
-
-    Raises:
-        HubError: if the Hub refuses, or still fails after the client's retries.
-    """
+    """Upload a folder; other files in the repository stay. Return the URL of the commit."""
     with _one_line_failures(repository):
         info = HfApi().upload_folder(
             repo_id=repository,
@@ -109,7 +77,6 @@ def push_folder(
 
 @contextmanager
 def _one_line_failures(repository: str) -> Iterator[None]:
-    """Raise every failure of the client as a `HubError`."""
     try:
         yield
     except errors.OfflineModeIsEnabled as error:

@@ -1,7 +1,4 @@
-"""llama.cpp: run a GGUF file, for its tokens and log-probabilities.
-
-It runs in a separate process, because a damaged file can make it abort.
-"""
+"""Run a GGUF file in llama.cpp, in a separate process: a damaged file can make it abort."""
 
 import json
 import math
@@ -27,19 +24,7 @@ _TIMEOUT = 600  # seconds for one answer, on a slow machine
 
 @contextmanager
 def running_llama(file: Path, context: int) -> Iterator["Llama"]:
-    """Load a GGUF file in llama.cpp, and run it until the context ends.
-
-    Args:
-        context: tokens of the longest prompt with its completion.
-
-    Raises:
-        InputError: if llama.cpp cannot load the file.
-
-    Example::
-
-        with running_llama(Path("model-f16.gguf"), context=1024) as llama:
-            print(llama.likeliest(llama.tokenize("1, 2, 3,"), 3))
-    """
+    """Run a GGUF file in llama.cpp, with prompts and completions of up to `context` tokens."""
     # -P: the modules of this folder must not replace those that llama.cpp's bindings import.
     command = [sys.executable, "-P", str(SERVER), str(file), str(context)]
     with (
@@ -61,11 +46,7 @@ def running_llama(file: Path, context: int) -> Iterator["Llama"]:
 
 
 class Llama:
-    """A GGUF file that llama.cpp has loaded; see `running_llama`.
-
-    Raises:
-        InputError: if llama.cpp cannot load the file, or ends while it runs it.
-    """
+    """A GGUF file that llama.cpp has loaded; see `running_llama`."""
 
     def __init__(self, file: Path, process: subprocess.Popen[str], log: IO[str]) -> None:
         self.file, self._process, self._log = file, process, log
@@ -102,7 +83,6 @@ class Llama:
             raise self._failure(str(error)) from error
 
     def _failure(self, reason: str) -> InputError:
-        """Build the error for a file that llama.cpp does not run; its own words are clearer."""
         self._log.seek(0)
         found = _ERROR.search(self._log.read())
         return InputError(f"llama.cpp cannot run {self.file}: {found[1] if found else reason}")

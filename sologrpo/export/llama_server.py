@@ -1,8 +1,6 @@
 """Serve one GGUF file with llama.cpp over HTTP, on this machine alone, until stdin is closed.
 
-Started by `export.llama` as a script. It imports nothing of this project, so it starts at once.
-
-    python llama_server.py FILE CONTEXT_TOKENS THREADS
+`export.llama` runs this script. It imports nothing of this project, so it starts at once.
 """
 
 import os

@@ -1,7 +1,6 @@
 """Model card: what a model is, how it was trained and what it scores.
 
-Everything comes from the run directory, and every setting is taken by name, so no path of this
-machine and no token can get into a card.
+Every setting is taken from the run by name, so no path of this machine and no token can get in.
 """
 
 from collections.abc import Mapping, Sequence
@@ -87,7 +86,6 @@ def write_card(
 
     Args:
         kind: "adapter", "merged", "4bit" or "gguf".
-        name: `NAME` or `USER/NAME` on the Hub, or any other name.
         run: run directory; whatever is missing there is left out of the card.
         base_on_hub: Hub name of the base model, where `base_model` is a path.
     """
@@ -121,11 +119,7 @@ def write_card(
 
 
 def read_run(run: Path | None) -> RunFacts:
-    """Read the facts of a run for its card.
-
-    Raises:
-        InputError: if a file is damaged.
-    """
+    """Read the facts of a run for its card."""
     if run is None:
         return RunFacts()
     is_known = (run / RUN_CONFIG).exists()

@@ -1,9 +1,8 @@
 """Merge parity: compare a saved model with the model that was trained.
 
-The trained model is the adapter on the base weights of the run: four-bit ones for a four-bit run.
-It answers eight problems greedily. Each saved model is loaded from disk as its users will, with
-transformers or llama.cpp, and scores the same answers token by token. Only one model is in memory
-at a time: on the GPU, or in main memory where it does not fit there.
+The trained model, the adapter on the base weights of the run, answers eight problems greedily.
+Each saved model is loaded from disk as its users will, and scores the same answers token by token.
+Only one model is in memory at a time.
 """
 
 from collections.abc import Sequence
@@ -49,7 +48,6 @@ class Gap(Schema):
     """Distance of a saved model from the trained one, on the trained model's greedy answers.
 
     Attributes:
-        name: which saved model.
         kl: KL(trained || saved), mean over tokens, in nats. Tokens beyond the `TOP_K` likeliest
             count as one, so it is never above the exact value.
         training_kl: KL(trained || before training), the same way: what training changed.
@@ -97,16 +95,7 @@ class _Answer:
 
 
 class ParityCheck:
-    """Load the trained model and keep its answers to some problems; compare saved models with it.
-
-    Args:
-        problems: rows with `prompt` and `question`.
-
-    Example::
-
-        check = ParityCheck(settings, problems, Terminal())
-        gap = check.measure("merged", Path("out/merged"))
-    """
+    """Load the trained model and keep its answers to problems; compare saved models with it."""
 
     def __init__(self, settings: EvaluationSettings, problems: Dataset, console: Console) -> None:
         self._settings = settings
@@ -122,11 +111,7 @@ class ParityCheck:
         release_unused()
 
     def measure(self, name: str, folder: Path) -> Gap:
-        """Measure the gap between a saved model and the trained one.
-
-        Raises:
-            InputError: if the model cannot be loaded, or does not read the same prompts.
-        """
+        """Measure the gap between the trained model and a saved one that reads the same prompts."""
         trust, dtype = self._settings.trust_remote_code, pick_dtype(self._settings.model.dtype)
         size = unquantised_bytes(ModelConfig(str(folder), dtype=dtype_name(dtype)), trust)
         lack = shortage(size)
@@ -142,11 +127,7 @@ class ParityCheck:
     def measure_gguf(self, name: str, file: Path) -> tuple[Gap, PromptTemplate]:
         """Measure the gap between a GGUF file and the trained model, with llama.cpp.
 
-        Returns:
-            The gap, and the text of the prompt that llama.cpp reads as the tokens of the training.
-
-        Raises:
-            InputError: if llama.cpp fails, or reads no text as these tokens.
+        Return also the text of the prompt that llama.cpp reads as the tokens of the training.
         """
         print_line(self._console, f"compare   {name}")
         longest = max(len(answer.prompt) for answer in self._answers)
@@ -163,7 +144,6 @@ class ParityCheck:
         return gap, template
 
     def _answer(self) -> list[_Answer]:
-        """Load the trained model, let it answer, and score its answers."""
         settings, tokenizer = self._settings, self._tokenizer
         assert settings.adapter is not None
         prompts = prompt_token_ids(self._problems["prompt"], tokenizer)
@@ -189,7 +169,6 @@ class ParityCheck:
             )
 
     def _gap(self, name: str, kls: Sequence[torch.Tensor]) -> Gap:
-        """Average the KL at the tokens of all answers, and what training changed there."""
         return Gap(
             name=name,
             kl=torch.cat([*kls]).mean().item(),
@@ -229,7 +208,6 @@ def _kl(model: PreTrainedModel, answer: _Answer) -> torch.Tensor:
 
 
 def _kl_in_llama(llama: Llama, answer: _Answer) -> torch.Tensor:
-    """Let llama.cpp score an answer of the trained model; return what `_kl` returns."""
     q_TK = torch.empty_like(answer.top_TK)
     for t, ids in enumerate(answer.top_ids_TK.tolist()):
         listed = llama.likeliest(answer.prompt + answer.tokens[:t], TOP_K)
@@ -240,14 +218,7 @@ def _kl_in_llama(llama: Llama, answer: _Answer) -> torch.Tensor:
 
 
 def coarse_kl(p_TK: torch.Tensor, q_TK: torch.Tensor) -> torch.Tensor:
-    """Compute KL(p || q) at each position from K log-probabilities and one bin for the rest.
-
-    Args:
-        p_TK: log-probabilities of the K likeliest tokens of p, in nats.
-        q_TK: log-probabilities of the same tokens under q.
-
-    Returns:
-        T values, in nats.
+    """Compute KL(p || q) at each position in nats; all tokens but the K likeliest of p are one bin.
 
     >>> p = torch.tensor([[0.5, 0.25]]).log()
     >>> coarse_kl(p, p).item()

@@ -29,9 +29,6 @@ class PushToHub(TrainerCallback):  # type: ignore[misc]
     `end` pushes only the adapter; `all_checkpoints` gives each checkpoint its folder, any other
     strategy keeps the latest. A checkpoint that is saved during an upload is left out, unless
     `hub_always_push`.
-
-    Raises:
-        InputError: if the repository's name is not valid, or it cannot be written to.
     """
 
     def __init__(self, args: TrainingArguments, console: Console) -> None:

@@ -20,9 +20,8 @@ def compare_settings(here: Settings, there: Settings) -> Differences:
     model in the precisions `merged` and `adapter`. The seed chooses the problems of a `limit`, and
     samples.
 
-    Example:
-        >>> compare_settings({"limit": 3, "adapter_hash": "9f86"}, {"limit": 20})
-        {'limit': (3, 20)}
+    >>> compare_settings({"limit": 3, "adapter_hash": "9f86"}, {"limit": 20})
+    {'limit': (3, 20)}
     """
     both = (dict(here), dict(there))
     if None in [settings.pop(ADAPTER_HASH, None) for settings in both]:
@@ -58,12 +57,7 @@ def differences(here: Evaluated, there: Evaluated) -> Differences:
 
 
 class Pair(NamedTuple):
-    """A trained model and the baseline that it is compared with.
-
-    Attributes:
-        numbers: paired numbers as in `results.json`; None if `differ` is not empty.
-        differ: what keeps the two from being compared.
-    """
+    """A trained model and its baseline, with paired numbers unless their settings `differ`."""
 
     label: str
     baseline: str
@@ -93,10 +87,6 @@ def pair_with_baselines(evaluated: Mapping[str, Evaluated]) -> list[Pair]:
 
 
 def compare(before: Evaluated, after: Evaluated) -> dict[str, Any]:
-    """Compare two models on the same problems, from their records: numbers of `results.json`.
-
-    Raises:
-        ValueError: if their numbers of records differ.
-    """
+    """Compare two models on the same problems, from their records: numbers of `results.json`."""
     verdicts = ([record.correct for record in e.records] for e in (before, after))
     return compare_paired(*verdicts).model_dump()

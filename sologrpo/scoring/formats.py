@@ -27,16 +27,7 @@ Row = Mapping[str, Any]
 def compare_formats(evaluated: Mapping[str, Evaluated], trained: Sequence[str]) -> dict[str, Any]:
     """Compare the trained model with its baseline under each prompt, on the same problems.
 
-    Args:
-        evaluated: by label; both models under each prompt.
-        trained: the prompt formats of the training.
-
-    Returns:
-        `verdict`, in words; number of problems and split; and under `prompt_formats` for each its
-        role, labels, the paired comparison, and `RATES` of both models.
-
-    Raises:
-        InputError: if they cannot be compared under one of the prompts, or are several models.
+    `evaluated` has both under each prompt; `trained` lists the prompt formats of the training.
     """
     rows = {}
     for pair in (pairs := pair_with_baselines(evaluated)):

@@ -1,7 +1,4 @@
-"""Judge the completions of an evaluation; read and write its records and results.
-
-Imports neither torch nor a model library.
-"""
+"""Judge the completions of an evaluation; read and write its records and results."""
 
 import hashlib
 import json
@@ -52,13 +49,7 @@ Format = Annotated[str, one_of(*PROMPT_FORMATS)]
 
 
 class Problem(Schema):
-    """A test problem.
-
-    Attributes:
-        gold: the raw answer of the data set.
-        prompt: as the model sees it, special tokens included.
-        kind: of problem, where the data set names kinds.
-    """
+    """A test problem, with the raw answer of the data set and special tokens in its prompt."""
 
     index: Count
     question_hash: str
@@ -73,13 +64,9 @@ class Answer(Schema):
     """A completion and the verdicts on it.
 
     Attributes:
-        stop_reason: `end_token`, `stop_string` or `length`.
-        truncated: the completion ended by `length`.
         extracted: its answer, in canonical digits; None if it does not give exactly one.
         correct: the strict verdict, the one that training uses.
         lenient_correct: the last number anywhere is the gold answer.
-        format_ok: the whole completion has the format that was asked for.
-        trailing_text: text follows the answer element.
         integer_answer: the answer element, or box, holds an integer and nothing else.
     """
 
@@ -176,12 +163,8 @@ def hash_text(text: str) -> str:
 def judge_answer(text: str, tokens: int, stop_reason: str, gold: str, prompt_format: str) -> Answer:
     """Judge one completion.
 
-    Raises:
-        ValueError: if `gold` has no answer after `####`.
-
-    Example:
-        >>> judge_answer("<answer>12</answer> Bye", 9, "end_token", "#### 12", "xml").correct
-        True
+    >>> judge_answer("<answer>12</answer> Bye", 9, "end_token", "#### 12", "xml").correct
+    True
     """
     text = text.encode("utf-8", "replace").decode()  # half a surrogate pair becomes "?", as on disk
     verdict = judge(text, gold, prompt_format)
@@ -218,15 +201,8 @@ def make_record(problem: Problem, greedy: Answer, samples: Iterable[Answer] = ()
 class RecordLog:
     """Records of an evaluation, appended to `records.jsonl` as they come.
 
-    `unfinished.json` holds the settings and the seconds until `finish` writes `results.json`. A
-    line that a crash left incomplete is dropped.
-
-    Attributes:
-        settings: everything that decides the completions, as JSON values.
-        seconds: spent on generating the records.
-
-    Raises:
-        InputError: if a file is damaged.
+    Until `finish` writes the results, `unfinished.json` holds what decides the completions, and the
+    seconds spent. A line that a crash left incomplete is dropped.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], resume: bool) -> None:
@@ -274,11 +250,7 @@ def write_evaluated(folder: Path, evaluated: Evaluated) -> None:
 
 
 def read_unfinished(folder: Path) -> Unfinished | None:
-    """Read what is known of an evaluation that may have ended early; None without one.
-
-    Raises:
-        InputError: if a file is damaged.
-    """
+    """Read what is known of an evaluation that may have ended early; None without one."""
     if (folder / UNFINISHED).exists():
         with advising(START_AGAIN):
             return read_json(folder / UNFINISHED, Unfinished)
@@ -289,20 +261,12 @@ def read_unfinished(folder: Path) -> Unfinished | None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read `records.jsonl`.
-
-    Raises:
-        InputError: if the file or one of its lines cannot be read.
-    """
+    """Read `records.jsonl`."""
     return read_json_lines(path, Record)
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """Read `results.json`; empty if the file does not exist.
-
-    Raises:
-        InputError: if the file is damaged.
-    """
+    """Read `results.json`; empty if the file does not exist."""
     if not path.exists():
         return {}
     with advising("delete it, and evaluate again"):
@@ -312,11 +276,7 @@ def read_results(path: Path) -> dict[str, Any]:
 
 
 def read_evaluated(folder: Path) -> Evaluated:
-    """Read an evaluation, without paired figures: the other side may have changed since.
-
-    Raises:
-        InputError: if a file is missing or damaged, or the two do not belong together.
-    """
+    """Read an evaluation, without paired figures: the other side may have changed since."""
     records, results = read_records(folder / RECORDS), read_results(folder / RESULTS)
     n, right = len(records), sum(record.correct for record in records)
     if (results["n"], results["accuracy"]) != (n, right / n):

@@ -21,16 +21,11 @@ def wilson_interval(successes: float, n: float) -> Interval:
     """Compute the score interval of a proportion (Wilson 1927), without continuity correction.
 
     Unlike the textbook interval it stays between 0 and 1, and has a width even if none or all of
-    the problems are right.
+    the problems are right. `successes` may be a sum of shares.
 
-    Args:
-        successes: from 0 to `n`; a sum of shares too.
-        n: over 0.
-
-    Example:
-        >>> low, high = wilson_interval(81, 263)
-        >>> round(low, 4), round(high, 4)
-        (0.2553, 0.3662)
+    >>> low, high = wilson_interval(81, 263)
+    >>> round(low, 4), round(high, 4)
+    (0.2553, 0.3662)
     """
     centre = successes + _Z * _Z / 2
     spread = _Z * math.sqrt(successes * (n - successes) / n + _Z * _Z / 4)
@@ -43,12 +38,10 @@ def wilson_interval(successes: float, n: float) -> Interval:
 def mcnemar_exact(newly_right: int, newly_wrong: int) -> float:
     """Compute the two-sided p-value of the exact McNemar test.
 
-    It is the chance that a fair coin splits the changed problems at least as unevenly. Problems on
-    which both models agree do not tell which is better, and are not counted.
+    It is the chance that a fair coin splits the changed problems at least as unevenly.
 
-    Example:
-        >>> mcnemar_exact(1, 7)
-        0.0703125
+    >>> mcnemar_exact(1, 7)
+    0.0703125
     """
     changed = newly_right + newly_wrong
     term = tail = 1  # exact integers: floats underflow beyond about 1,000 changed problems
@@ -82,13 +75,11 @@ def paired_difference_interval(
 def pass_at_k(samples: int, right: int, k: int) -> float:
     """Estimate the chance that at least one of `k` samples of a problem is right.
 
-    1 - C(n - c, k) / C(n, k): the share of all choices of k among the n samples that contain a
-    right one. It is unbiased, unlike 1 - (1 - c / n)^k (Chen et al. 2021, "Evaluating Large
-    Language Models Trained on Code", section 2.1).
+    1 - C(n - c, k) / C(n, k) is unbiased, unlike 1 - (1 - c / n)^k (Chen et al. 2021, "Evaluating
+    Large Language Models Trained on Code", section 2.1).
 
-    Example:
-        >>> pass_at_k(samples=4, right=1, k=2)
-        0.5
+    >>> pass_at_k(samples=4, right=1, k=2)
+    0.5
     """
     return float(1 - Fraction(math.comb(samples - right, k), math.comb(samples, k)))
 
@@ -111,12 +102,8 @@ class Comparison(Schema):
 def compare_paired(baseline: Sequence[bool], trained: Sequence[bool]) -> Comparison:
     """Compare the verdicts on the answers of two models to the same problems.
 
-    Raises:
-        ValueError: if their lengths differ.
-
-    Example:
-        >>> compare_paired([True, False, False], [True, True, False]).newly_right
-        1
+    >>> compare_paired([True, False, False], [True, True, False]).newly_right
+    1
     """
     pairs = list(zip(baseline, trained, strict=True))
     n = len(pairs)

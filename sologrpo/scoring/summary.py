@@ -37,7 +37,6 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _lengths(answers: Sequence[Answer]) -> dict[str, float] | None:
-    """Summarise the completions' lengths in tokens; None without completions."""
     tokens = [answer.completion_tokens for answer in answers]
     if not tokens:
         return None
@@ -47,18 +46,13 @@ def _lengths(answers: Sequence[Answer]) -> dict[str, float] | None:
 
 
 def _accuracy_by_kind(records: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """Return the accuracy on each kind of problem; empty if the data set names no kinds."""
     kinds = sorted({record.kind for record in records if record.kind is not None})
     groups = {kind: [r.correct for r in records if r.kind == kind] for kind in kinds}
     return {kind: {"n": len(group), "accuracy": mean(group)} for kind, group in groups.items()}
 
 
 def _summarise_samples(records: Sequence[Record]) -> dict[str, Any]:
-    """Return pass@k of the samples for k = 1, 2, 4, ..., with intervals in which problems count.
-
-    Samples of one problem share its difficulty: each problem is one draw, whatever the number of
-    its samples.
-    """
+    """Return pass@k for k = 1, 2, 4, ...; intervals count problems, as samples share difficulty."""
     K = len(records[0].samples)
     right = [sum(sample.correct for sample in record.samples) for record in records]
     powers_of_two = [2**i for i in range(K.bit_length())]  # up to K

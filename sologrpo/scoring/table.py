@@ -58,7 +58,6 @@ def _print_sample(console: Console, record: Record) -> None:
 
 
 def _print_table(console: Console, results: Mapping[str, Results]) -> None:
-    """Print one column per model."""
     columns = list(results.values())
     table = Table(title=f"{columns[0]['n']} test problems, greedy")
     table.add_column("")
@@ -148,9 +147,7 @@ def print_ending(
 ) -> None:
     """Print what to copy at the end: the accuracy before and after, paths, the next commands.
 
-    Args:
-        evaluated: the trained model last; empty after several prompts.
-        files: of the run, by name.
+    The trained model is the last of `evaluated`, which is empty after several prompts.
     """
     if evaluated:
         print_line(console, f"accuracy  {_accuracy(evaluated)}")
