@@ -400,7 +400,7 @@ TRACE_S = 0.5  # seconds a process has to write down where it is when its time i
 SIGNALLED = 128  # exit codes above it stand for a signal, as in a shell
 EXIT_S = 1.0  # seconds to wait for the exit code of a process that has ended
 MAX_TRACE_BYTES = 2**16  # capacity of a pipe
-OWN_FOLDER = str(Path(__file__).parent)
+OWN_FOLDER = str(Path(__file__).parent) + os.sep
 
 
 def load_remote(spec: Any, name: str, worker: "Worker", columns: Sequence[str] | None) -> Reward:

@@ -72,7 +72,7 @@ def parity_failure(gap: Gap, max_kl: float = MAX_KL) -> str | None:
     """Describe the bound that a saved model exceeds; None if it is within both."""
     if not gap.kl <= max_kl:  # also for NaN, which weights that overflowed give
         return f"its KL from the trained model is {gap.kl:.2g} nats per token, over {max_kl:g}"
-    if gap.kl > MAX_SHARE_OF_TRAINING * gap.training_kl:
+    if not gap.kl <= MAX_SHARE_OF_TRAINING * gap.training_kl:
         return (
             f"its KL from the trained model, {gap.kl:.2g} nats per token, is more than "
             f"{MAX_SHARE_OF_TRAINING:.0%} of what training changed ({gap.training_kl:.2g})"

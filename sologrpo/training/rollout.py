@@ -90,7 +90,7 @@ class Rollout:
             part = self._meter.part
             with part("sync_weights"), self.sampler.weights(model), part("sampling"):
                 done.append(self.sampler.sample(model, request))
-            return torch.cat([request.input_ids, done[0].completion_ids], dim=1)
+            return torch.cat([request.input_ids, done[-1].completion_ids], dim=1)
 
         with generate_replaced(model, generate):
             yield done

@@ -41,8 +41,8 @@ from sologrpo.training.checkpoint import (
 )
 
 # Beginnings of keys that must not change when a run is resumed: the checkpoint's weights, optimizer
-# and position in the data mean nothing under others. `_check_dtype` compares what `dtype` resolved
-# to, because `auto` may be spelled out.
+# and position in the data mean nothing under others. What `dtype` resolved to is compared apart,
+# because `auto` may be spelled out.
 FIXED = (
     "model_name_or_path", "model_revision", "load_in_", "bnb_4bit", "use_bnb_nested_quant",
     "lora_", "use_dora", "use_rslora", "optim", "trainer", "seed", "shuffle_dataset",
