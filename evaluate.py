@@ -12,10 +12,10 @@ if __name__ == "__main__":  # before the imports: Ctrl-C or a wrong path need no
 
 import sys
 
+from sologrpo.base.console import Terminal, quiet_libraries
+from sologrpo.base.errors import one_line_errors
 from sologrpo.config import parse_evaluation
-from sologrpo.console import Terminal, quiet_libraries
 from sologrpo.data import load_test_prompts
-from sologrpo.errors import one_line_errors
 from sologrpo.evaluation import evaluate_formats, evaluate_models
 from sologrpo.model import check_adapter, load_tokenizer
 from sologrpo.report import write_report

@@ -14,11 +14,11 @@ import shlex
 from pathlib import Path
 
 from rewards import load_rewards
+from sologrpo.base.console import Terminal, quiet_libraries
+from sologrpo.base.environment import fix_prompt_date
+from sologrpo.base.errors import one_line_errors
 from sologrpo.config import parse_config
-from sologrpo.console import Terminal, quiet_libraries
 from sologrpo.data import load_train_and_validation
-from sologrpo.environment import fix_prompt_date
-from sologrpo.errors import one_line_errors
 from sologrpo.export import PushToHub, save_adapter
 from sologrpo.model import load_base_model, load_tokenizer
 from sologrpo.plan import choose_number_format, print_plan, try_settings

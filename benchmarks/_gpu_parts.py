@@ -40,10 +40,10 @@ from peft import PeftModel, get_peft_model
 from transformers import GenerationConfig, PreTrainedModel, TrainerCallback
 from trl import GRPOTrainer, get_peft_config
 
+from sologrpo.base.console import quiet_libraries
+from sologrpo.base.environment import environment
 from sologrpo.config.parsing import parse_config
 from sologrpo.config.schedule import prompts_of_a_batch
-from sologrpo.console import quiet_libraries
-from sologrpo.environment import environment
 from sologrpo.model.loading import load_base_model
 from sologrpo.model.memory import bytes_for_tensors, cpu_process
 from sologrpo.model.merging import merged

@@ -24,7 +24,7 @@ from transformers import (
 )
 from trl import ModelConfig, get_quantization_config
 
-from sologrpo.device import one_device
+from sologrpo.base.device import one_device
 from sologrpo.model.loading import (
     dtype_name,
     keep_nf4_trainable,

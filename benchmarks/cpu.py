@@ -109,7 +109,7 @@ def environment() -> dict[str, str]:
 
 def work(job: Job, args: argparse.Namespace) -> bool:
     """Measure one row in this process; return True if it succeeded."""
-    from sologrpo.console import quiet_libraries
+    from sologrpo.base.console import quiet_libraries
 
     quiet_libraries()
     settings = settings_of(args)

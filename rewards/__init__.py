@@ -34,8 +34,8 @@ from rewards.grading import (
     parse_gold,
 )
 from rewards.hacking import hacking_signs
+from sologrpo.base.redact import redact
 from sologrpo.prompts import PROMPT_FORMATS
-from sologrpo.redact import redact
 
 __all__ = [
     "OF_ANY_FORMAT",

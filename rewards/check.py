@@ -14,7 +14,7 @@ from rewards.completions import Scores
 from rewards.contained import Reward
 from rewards.errors import RewardError
 from rewards.grading import parse_gold
-from sologrpo.console import aligned
+from sologrpo.base.console import aligned
 from sologrpo.prompts import BOX, CLOSE, MARK, OPEN, PromptFormat, WorkedExample
 
 ROUNDING = 1e-9  # sums of scores that differ by less are equal

@@ -38,8 +38,8 @@ from typing import Any, NamedTuple
 
 from rewards.completions import Scores, prompt_text, text_of
 from rewards.errors import RewardError, RewardSpecError, one_line
-from sologrpo.redact import redact_text
-from sologrpo.text import escaped
+from sologrpo.base.redact import redact_text
+from sologrpo.base.text import escaped
 
 # Arguments that TRL passes on every call, besides the data set columns.
 PASSED_BY_TRL = (

@@ -2,9 +2,9 @@
 
 import traceback
 
-from sologrpo import text as texts
-from sologrpo.errors import InputError, RunError
-from sologrpo.redact import redact_text
+from sologrpo.base import text as texts
+from sologrpo.base.errors import InputError, RunError
+from sologrpo.base.redact import redact_text
 
 MAX_LINE_CHARS = 400
 

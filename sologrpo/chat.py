@@ -22,18 +22,18 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from rewards.grading import extract_answer
+from sologrpo.base.console import Terminal, print_warning, quiet_libraries
+from sologrpo.base.errors import InputError
+from sologrpo.base.text import escaped
 from sologrpo.config.chat import parse_chat
 from sologrpo.config.evaluation import EvaluationSettings
-from sologrpo.console import Terminal, print_warning, quiet_libraries
 from sologrpo.data.dataset import build_prompts, prompt_token_ids, stop_strings
-from sologrpo.errors import InputError
 from sologrpo.evaluation.precisions import describe_precision, fit_precision, load_untrained
 from sologrpo.model.fitting import explaining_out_of_memory
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.model.merging import check_adapter, load_adapter
 from sologrpo.sampling.generation import Completion, generate_greedily
 from sologrpo.scoring.records import LENGTH
-from sologrpo.text import escaped
 
 QUIT = "/quit"
 WIDE = 100  # columns of a terminal from which both answers are shown next to each other

@@ -17,10 +17,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
-from sologrpo.errors import InputError, one_line_errors
-from sologrpo.files import BUNDLED, RUN_CONFIG, find_config, recipes
+from sologrpo.base.errors import InputError, one_line_errors
+from sologrpo.base.files import BUNDLED, RUN_CONFIG, find_config, recipes
+from sologrpo.base.text import escaped
 from sologrpo.startup import end_imports, start_process
-from sologrpo.text import escaped
 
 Command = Callable[[Sequence[str]], None]
 # What a first argument without a flag is.

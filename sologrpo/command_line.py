@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from transformers.hf_argparser import HfArgumentParser
 
-from sologrpo.errors import InputError
+from sologrpo.base.errors import InputError
 
 
 class Parser(HfArgumentParser):  # type: ignore[misc]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from sologrpo.schema import parse
+from sologrpo.base.schema import parse
 from sologrpo.scoring.records import Record, hash_text
 from sologrpo.scoring.summary import summarise
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rewards import RewardSpecError
-from sologrpo.errors import InputError
+from sologrpo.base.errors import InputError
 from tiny import ROOT
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sologrpo.base.files import recipes
 from sologrpo.cli import COMMANDS, main
-from sologrpo.files import recipes
 from tiny import ROOT
 
 HEAVY = ("torch", "transformers", "trl", "datasets", "matplotlib", "yaml")

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.table import Table
 
-from sologrpo.console import Terminal, print_line, print_warning
+from sologrpo.base.console import Terminal, print_line, print_warning
 
 HOSTILE = {
     "colour": ("\x1b[31mred", r"\x1b[31mred"),

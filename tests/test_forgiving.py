@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from scripts import command_of, script_environment
+from sologrpo.base.errors import InputError
 from sologrpo.cli import understand
-from sologrpo.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import datasets
 import pytest
 from huggingface_hub import constants, is_offline_mode
 
-from sologrpo import hub
+from sologrpo.base import hub
+from sologrpo.base.errors import InputError
 from sologrpo.data.dataset import load_rows
-from sologrpo.errors import InputError
 from sologrpo.model.loading import load_tokenizer
 
 

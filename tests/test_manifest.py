@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sologrpo.manifest import MANIFEST, MODEL_FILES, damage, hash_files, write_manifest
+from sologrpo.base.manifest import MANIFEST, MODEL_FILES, damage, hash_files, write_manifest
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from rewards import is_correct, load_rewards
+from sologrpo.base.errors import InputError
 from sologrpo.config.arguments import RunArguments
 from sologrpo.config.parsing import parse_config
 from sologrpo.data.dataset import (
@@ -21,7 +22,6 @@ from sologrpo.data.dataset import (
     prompt_format_of,
     render_prompt,
 )
-from sologrpo.errors import InputError
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.prompts import (
     PROMPT_FORMATS,

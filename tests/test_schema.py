@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import Field
 
-from sologrpo.errors import InputError
-from sologrpo.schema import Number, Schema, parse, read_json, read_json_lines, read_yaml
+from sologrpo.base.errors import InputError
+from sologrpo.base.schema import Number, Schema, parse, read_json, read_json_lines, read_yaml
 
 
 class Row(Schema):

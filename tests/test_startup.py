@@ -13,7 +13,7 @@ import torch
 
 from scripts import run_script, script_environment
 from server import Server, catches
-from sologrpo.errors import InputError, RunError, one_line_errors, printable
+from sologrpo.base.errors import InputError, RunError, one_line_errors, printable
 
 # The quickstart as it is shipped, but for its sizes, and the number format, which it measures. The
 # tiny model is as wrong as any other.

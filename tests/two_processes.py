@@ -34,8 +34,8 @@ from fixed_rollouts import (
     relative_gap,
 )
 from scripts import script_environment
+from sologrpo.base.errors import RunError
 from sologrpo.config.arguments import RunArguments
-from sologrpo.errors import RunError
 from sologrpo.plan.number_format import choose_number_format
 from sologrpo.plan.preflight import build_policy
 from sologrpo.training.callbacks import MetricsFile

@@ -13,9 +13,9 @@ import torch
 from transformers.hf_argparser import HfArg
 from trl import GRPOConfig
 
+from sologrpo.base.device import default_dtype
+from sologrpo.base.errors import InputError
 from sologrpo.config.checks import check_settings
-from sologrpo.device import default_dtype
-from sologrpo.errors import InputError
 from sologrpo.prompts import PROMPT_FORMATS
 
 SAMPLING_ENGINES = ("adapter", "merged")

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from transformers.hf_argparser import HfArg
 
+from sologrpo.base.errors import InputError
 from sologrpo.config.evaluation import EvaluationArguments, EvaluationSettings, fill_from_run
 from sologrpo.config.parsing import RENAMED, CheckedParser
-from sologrpo.errors import InputError
 from sologrpo.prompts import PROMPT_FORMATS
 
 

@@ -18,10 +18,10 @@ from unicodedata import category
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
-from sologrpo.errors import InputError
+from sologrpo.base.errors import InputError
+from sologrpo.base.redact import redact
+from sologrpo.base.schema import STRICT, as_number, one_of, parse, parse_json, shown
 from sologrpo.prompts import PROMPT_FORMATS
-from sologrpo.redact import redact
-from sologrpo.schema import STRICT, as_number, one_of, parse, parse_json, shown
 
 LONGEST_NAME = 255  # bytes of a name in a path, on Linux
 

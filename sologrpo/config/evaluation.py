@@ -13,14 +13,14 @@ from typing import Any
 from transformers.hf_argparser import HfArg
 from trl import ModelConfig
 
+from sologrpo.base.environment import fix_prompt_date, read_environment
+from sologrpo.base.errors import InputError
+from sologrpo.base.files import ADAPTER, BASELINE, RUN_CONFIG, check_name
+from sologrpo.base.schema import read_yaml
 from sologrpo.config.arguments import MERGED, PRECISIONS, RunArguments, SoloGRPOConfig
 from sologrpo.config.checks import check_settings
 from sologrpo.config.parsing import RENAMED, CheckedParser
-from sologrpo.environment import fix_prompt_date, read_environment
-from sologrpo.errors import InputError
-from sologrpo.files import ADAPTER, BASELINE, RUN_CONFIG, check_name
 from sologrpo.prompts import PROMPT_FORMATS
-from sologrpo.schema import read_yaml
 
 # What config.yaml of a run decides of its evaluation and export.
 OF_MODEL = (

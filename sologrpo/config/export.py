@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers.hf_argparser import HfArg
 
+from sologrpo.base.errors import InputError
 from sologrpo.config.evaluation import (
     EvaluationArguments,
     EvaluationSettings,
@@ -14,7 +15,6 @@ from sologrpo.config.evaluation import (
     fill_from_run,
 )
 from sologrpo.config.parsing import RENAMED, CheckedParser
-from sologrpo.errors import InputError
 
 DEQUANTISED, ORIGINAL = "dequantised", "original"
 WHATS = ("adapter", "merged", "4bit", "gguf")

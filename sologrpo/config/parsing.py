@@ -16,15 +16,15 @@ from trl import ModelConfig
 
 from rewards import OF_ANY_FORMAT, OF_ONE_FORMAT, make_importable, name_of_spec
 from rewards.contained import RESERVED_COLUMNS
+from sologrpo.base.device import gpu_gibibytes
+from sologrpo.base.errors import SETTING_ERRORS, InputError, refusing
+from sologrpo.base.files import describe_recipes, find_config
+from sologrpo.base.redact import HIDDEN, count_redacted, redact, redact_text
+from sologrpo.base.schema import read_yaml
 from sologrpo.command_line import Parser
 from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
 from sologrpo.config.checks import check_settings
-from sologrpo.device import gpu_gibibytes
-from sologrpo.errors import SETTING_ERRORS, InputError, refusing
-from sologrpo.files import describe_recipes, find_config
 from sologrpo.prompts import PROMPT_FORMATS
-from sologrpo.redact import HIDDEN, count_redacted, redact, redact_text
-from sologrpo.schema import read_yaml
 
 CONFIG_CLASSES = (RunArguments, SoloGRPOConfig, ModelConfig)
 # Origins of a setting, besides a config file.

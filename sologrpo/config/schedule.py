@@ -2,8 +2,8 @@
 
 from math import ceil
 
+from sologrpo.base.errors import InputError
 from sologrpo.config.arguments import SoloGRPOConfig
-from sologrpo.errors import InputError
 
 
 def batch_arithmetic(args: SoloGRPOConfig) -> str:

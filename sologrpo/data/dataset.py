@@ -16,12 +16,10 @@ from datasets.exceptions import DatasetsError
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from sologrpo.config.arguments import RunArguments
-from sologrpo.errors import LIBRARY_ERRORS, InputError, first_line, refusing
-from sologrpo.files import BUNDLED, check_name
-from sologrpo.hub import check_hub, why_not_found
-from sologrpo.prompts import MARK, PROMPT_FORMATS, Prompt, PromptFormat, WorkedExample
-from sologrpo.schema import (
+from sologrpo.base.errors import LIBRARY_ERRORS, InputError, first_line, refusing
+from sologrpo.base.files import BUNDLED, check_name
+from sologrpo.base.hub import check_hub, why_not_found
+from sologrpo.base.schema import (
     Schema,
     advising,
     parse,
@@ -31,6 +29,8 @@ from sologrpo.schema import (
     read_text,
     read_yaml,
 )
+from sologrpo.config.arguments import RunArguments
+from sologrpo.prompts import MARK, PROMPT_FORMATS, Prompt, PromptFormat, WorkedExample
 from sologrpo.scoring.records import Gold
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,10 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from sologrpo.base.environment import environment
+from sologrpo.base.files import EVALUATIONS, FORMAT_TABLE, inside, make_folder, write_atomically
+from sologrpo.base.locking import lock_folder
 from sologrpo.config.evaluation import EvaluationSettings, PlannedEvaluation
-from sologrpo.environment import environment
 from sologrpo.evaluation.answer import Questions, Samples, answer, judge_again
 from sologrpo.evaluation.identity import check_place, describe_identity, describe_loaded
 from sologrpo.evaluation.precisions import (
@@ -22,8 +24,6 @@ from sologrpo.evaluation.precisions import (
     fit_precision,
     load_untrained,
 )
-from sologrpo.files import EVALUATIONS, FORMAT_TABLE, inside, make_folder, write_atomically
-from sologrpo.locking import lock_folder
 from sologrpo.model.fitting import explaining_out_of_memory
 from sologrpo.scoring.comparison import compare
 from sologrpo.scoring.formats import compare_formats

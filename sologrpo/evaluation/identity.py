@@ -10,12 +10,12 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from sologrpo.base.errors import InputError
+from sologrpo.base.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, RESULTS
+from sologrpo.base.manifest import MODEL_FILES, hash_files
+from sologrpo.base.schema import shown
 from sologrpo.config.evaluation import EvaluationSettings, PlannedEvaluation
-from sologrpo.errors import InputError
-from sologrpo.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, RESULTS
-from sologrpo.manifest import MODEL_FILES, hash_files
 from sologrpo.model.loading import dtype_name
-from sologrpo.schema import shown
 from sologrpo.scoring.comparison import (
     ADAPTER_HASH,
     Differences,

@@ -16,11 +16,13 @@ from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Trainer
 from transformers.trainer import TRAINING_ARGS_NAME
 
+from sologrpo.base.console import Terminal, gibibytes, print_line, quiet_libraries
+from sologrpo.base.errors import InputError, one_line_errors
+from sologrpo.base.files import ADAPTER, inside, make_folder
+from sologrpo.base.manifest import MANIFEST, write_manifest
 from sologrpo.config.evaluation import EvaluationSettings
 from sologrpo.config.export import DEQUANTISED, ORIGINAL, ExportArguments, parse_export
-from sologrpo.console import Terminal, gibibytes, print_line, quiet_libraries
 from sologrpo.data.dataset import load_train_and_validation, stop_strings
-from sologrpo.errors import InputError, one_line_errors
 from sologrpo.export import gguf
 from sologrpo.export.folders import (
     begin_folder,
@@ -32,8 +34,6 @@ from sologrpo.export.folders import (
 from sologrpo.export.hub import HubError, check_repository_name, open_repository, push_folder
 from sologrpo.export.model_card import read_run, write_card
 from sologrpo.export.parity import PROBLEMS, Gap, ParityCheck, describe, parity_failure
-from sologrpo.files import ADAPTER, inside, make_folder
-from sologrpo.manifest import MANIFEST, write_manifest
 from sologrpo.model.fitting import DoesNotFitError, explaining_out_of_memory, unquantised_bytes
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.memory import free_bytes, release_unused

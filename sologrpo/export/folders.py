@@ -9,12 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from sologrpo.config.evaluation import EvaluationSettings
-from sologrpo.config.export import ExportArguments
-from sologrpo.errors import InputError
-from sologrpo.export.model_card import public_name
-from sologrpo.export.parity import Gap
-from sologrpo.files import (
+from sologrpo.base.errors import InputError
+from sologrpo.base.files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     REWARD_CURVE,
@@ -22,8 +18,12 @@ from sologrpo.files import (
     make_folder,
     write_atomically,
 )
-from sologrpo.manifest import MANIFEST, damage, sha256, write_manifest
-from sologrpo.schema import Schema, advising, read_json
+from sologrpo.base.manifest import MANIFEST, damage, sha256, write_manifest
+from sologrpo.base.schema import Schema, advising, read_json
+from sologrpo.config.evaluation import EvaluationSettings
+from sologrpo.config.export import ExportArguments
+from sologrpo.export.model_card import public_name
+from sologrpo.export.parity import Gap
 
 # All that an adapter folder needs. Anything else in it (training_args.bin, say) is not pushed.
 ADAPTER_FILES = (

@@ -10,10 +10,10 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from sologrpo.base.errors import InputError
+from sologrpo.base.schema import read_json
 from sologrpo.data.dataset import render_prompt
-from sologrpo.errors import InputError
 from sologrpo.model.loading import listed_end_ids
-from sologrpo.schema import read_json
 
 MODELFILE = "Modelfile"
 _QUESTION = "{{ .Prompt }}"  # in Ollama's templates, which are Go's

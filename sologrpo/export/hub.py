@@ -10,8 +10,8 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, errors, get_token
 
-from sologrpo.errors import InputError
-from sologrpo.hub import NEW_TOKEN, HTTPError, explain_failure, is_hub_name
+from sologrpo.base.errors import InputError
+from sologrpo.base.hub import NEW_TOKEN, HTTPError, explain_failure, is_hub_name
 
 # hf_xet, which transfers large files, raises RuntimeError for most failures; a gateway that is down
 # answers with a page where the client expects JSON, which is a ValueError.

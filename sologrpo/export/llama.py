@@ -15,7 +15,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import torch
 
-from sologrpo.errors import InputError
+from sologrpo.base.errors import InputError
 
 SERVER = Path(__file__).with_name("llama_server.py")
 _ERROR = re.compile(r"^\S+ E [^:]+: (?:error loading model: )?(.+)$", re.MULTILINE)

@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from rewards import name_of_spec
-from sologrpo.config.evaluation import run_settings
-from sologrpo.environment import RunEnvironment, read_environment
-from sologrpo.export.parity import Gap, describe
-from sologrpo.files import (
+from sologrpo.base.environment import RunEnvironment, read_environment
+from sologrpo.base.files import (
     BASELINE,
     EVALUATIONS,
     RECIPE_SETTINGS,
@@ -24,8 +22,10 @@ from sologrpo.files import (
     inside,
     write_atomically,
 )
-from sologrpo.hub import is_hub_name
-from sologrpo.schema import Schema, read_json
+from sologrpo.base.hub import is_hub_name
+from sologrpo.base.schema import Schema, read_json
+from sologrpo.config.evaluation import run_settings
+from sologrpo.export.parity import Gap, describe
 from sologrpo.scoring.comparison import pair_with_baselines
 from sologrpo.scoring.records import Evaluated, read_evaluated
 from sologrpo.scoring.table import paired_line, score_rows

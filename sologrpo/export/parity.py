@@ -18,12 +18,13 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from trl import ModelConfig
 
+from sologrpo.base.console import print_line
+from sologrpo.base.device import one_device
+from sologrpo.base.errors import InputError
+from sologrpo.base.schema import Schema
 from sologrpo.config.evaluation import EvaluationSettings
 from sologrpo.config.export import MAX_KL
-from sologrpo.console import print_line
 from sologrpo.data.dataset import prompt_token_ids, stop_strings
-from sologrpo.device import one_device
-from sologrpo.errors import InputError
 from sologrpo.export.gguf import PromptTemplate
 from sologrpo.export.llama import Llama, running_llama
 from sologrpo.model.fitting import shortage, unquantised_bytes
@@ -32,7 +33,6 @@ from sologrpo.model.memory import release_unused
 from sologrpo.model.merging import load_adapter
 from sologrpo.sampling.generation import completion_of, generate_batch, greedy_config
 from sologrpo.sampling.stopping import StopStrings
-from sologrpo.schema import Schema
 
 PROBLEMS = 8
 # Of the KL between the model before and after training. A saved model that is farther than half of

@@ -14,11 +14,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import HubStrategy
 
-from sologrpo.console import print_line, print_warning
-from sologrpo.errors import InputError, first_line
+from sologrpo.base.console import print_line, print_warning
+from sologrpo.base.errors import InputError, first_line
+from sologrpo.base.files import CHECKPOINT
 from sologrpo.export.hub import open_repository, push_folder
 from sologrpo.export.model_card import write_card
-from sologrpo.files import CHECKPOINT
 
 LAST = "last-checkpoint"  # its folder in the repository, named as transformers does
 

@@ -8,9 +8,9 @@ from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from trl import ModelConfig
 
-from sologrpo.console import gibibytes
-from sologrpo.device import one_device
-from sologrpo.errors import LIBRARY_ERRORS, InputError
+from sologrpo.base.console import gibibytes
+from sologrpo.base.device import one_device
+from sologrpo.base.errors import LIBRARY_ERRORS, InputError
 from sologrpo.model.loading import pick_dtype
 from sologrpo.model.memory import free_bytes, is_out_of_memory
 

@@ -21,12 +21,12 @@ from transformers import (
 from transformers import logging as transformers_logging
 from trl import ModelConfig, get_quantization_config
 
-from sologrpo.device import default_dtype, describe_device, one_device
-from sologrpo.errors import LIBRARY_ERRORS, InputError, refusing
-from sologrpo.files import ADAPTER_CONFIG
-from sologrpo.hub import check_hub, why_not_found
+from sologrpo.base.device import default_dtype, describe_device, one_device
+from sologrpo.base.errors import LIBRARY_ERRORS, InputError, refusing
+from sologrpo.base.files import ADAPTER_CONFIG
+from sologrpo.base.hub import check_hub, why_not_found
+from sologrpo.base.schema import looked_in
 from sologrpo.model.memory import is_out_of_memory
-from sologrpo.schema import looked_in
 
 logger = logging.getLogger(__name__)
 

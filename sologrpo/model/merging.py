@@ -27,12 +27,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from sologrpo.device import one_device
-from sologrpo.errors import InputError, refusing
-from sologrpo.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, REWARD_CURVE
-from sologrpo.manifest import MANIFEST, damage
+from sologrpo.base.device import one_device
+from sologrpo.base.errors import InputError, refusing
+from sologrpo.base.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, REWARD_CURVE
+from sologrpo.base.manifest import MANIFEST, damage
+from sologrpo.base.schema import Number, Schema, looked_in, read_json
 from sologrpo.model.loading import end_token_ids, few, pick_dtype
-from sologrpo.schema import Number, Schema, looked_in, read_json
 
 
 class AdapterConfig(Schema):

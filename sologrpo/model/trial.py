@@ -14,7 +14,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from sologrpo.errors import first_line
+from sologrpo.base.errors import first_line
 from sologrpo.model.loading import keep_nf4_trainable
 from sologrpo.model.memory import is_out_of_memory
 from sologrpo.model.merging import working_dtype

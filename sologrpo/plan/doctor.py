@@ -19,10 +19,10 @@ from typing import Literal
 import psutil
 from packaging.requirements import Requirement
 
+from sologrpo.base.console import Terminal, gibibytes, print_line, quiet_libraries
+from sologrpo.base.errors import one_line_errors
+from sologrpo.base.text import one_line, shortened
 from sologrpo.command_line import Parser
-from sologrpo.console import Terminal, gibibytes, print_line, quiet_libraries
-from sologrpo.errors import one_line_errors
-from sologrpo.text import one_line, shortened
 
 Status = Literal["ok", "warning", "error"]
 
@@ -66,7 +66,7 @@ def check_torch() -> Finding:
     """Check PyTorch and its device."""
     import torch
 
-    from sologrpo.device import default_dtype, describe_device
+    from sologrpo.base.device import default_dtype, describe_device
 
     text = f"{torch.__version__} on {describe_device()}"
     if not torch.cuda.is_available():
@@ -132,7 +132,7 @@ def check_hub() -> Finding:
     """Check the Hub token and its owner."""
     import huggingface_hub
 
-    from sologrpo.hub import HTTPError, explain_failure, unreachable
+    from sologrpo.base.hub import HTTPError, explain_failure, unreachable
 
     if huggingface_hub.get_token() is None:
         return Finding("ok", "no token; needed for gated models and to push (hf auth login)")

@@ -9,10 +9,10 @@ from peft import PeftModel
 from transformers import PretrainedConfig
 from trl import ModelConfig
 
+from sologrpo.base.device import faster_dtype, gemm_rates
+from sologrpo.base.environment import read_environment
+from sologrpo.base.errors import InputError
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
-from sologrpo.device import faster_dtype, gemm_rates
-from sologrpo.environment import read_environment
-from sologrpo.errors import InputError
 from sologrpo.model.loading import pick_dtype
 
 DTYPES = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}  # by mixed precision

@@ -13,6 +13,11 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
 
+from sologrpo.base.console import gibibytes, print_line, print_warning
+from sologrpo.base.device import describe_device, one_device
+from sologrpo.base.errors import InputError
+from sologrpo.base.redact import redact
+from sologrpo.base.text import shortened
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import COMMAND_LINE, PROJECT
 from sologrpo.config.schedule import (
@@ -21,19 +26,14 @@ from sologrpo.config.schedule import (
     completions_of_a_step,
     optimizer_steps,
 )
-from sologrpo.console import gibibytes, print_line, print_warning
 from sologrpo.data.dataset import describe_lengths, prompt_token_ids, render_prompt
-from sologrpo.device import describe_device, one_device
-from sologrpo.errors import InputError
 from sologrpo.model.attention import SDPA
 from sologrpo.model.loading import dtype_name, pick_dtype
 from sologrpo.model.memory import bytes_for_tensors, cpu_process, free_bytes
 from sologrpo.plan.footprint import Footprint, disk_bytes, footprint, free_disk_bytes
 from sologrpo.plan.memory_plan import MemoryPlan, memory_fix, plan_memory
 from sologrpo.plan.warnings import suspicious_settings
-from sologrpo.redact import redact
 from sologrpo.sampling.shared_cache import shared_beginning
-from sologrpo.text import shortened
 from sologrpo.training.drop_in import unpacked_reason
 from sologrpo.training.packed_loss import sharing_obstacle
 from sologrpo.training.run_directory import resolved_config

@@ -36,9 +36,9 @@ from transformers.trainer_optimizer import is_optimizer_factory
 from trl import ModelConfig, get_peft_config
 
 from rewards import name_of_spec
+from sologrpo.base.device import one_device
+from sologrpo.base.errors import LIBRARY_ERRORS, InputError, refusing
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
-from sologrpo.device import one_device
-from sologrpo.errors import LIBRARY_ERRORS, InputError, refusing
 from sologrpo.evaluation.answer import VALIDATION_SCORES
 from sologrpo.model.fitting import build_without_weights
 from sologrpo.model.loading import cannot_load, pick_dtype

@@ -7,11 +7,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rewards import load_rewards
 from rewards.check import Bench, Report, check_rewards, counted
+from sologrpo.base.console import quiet_libraries
+from sologrpo.base.errors import one_line_errors
+from sologrpo.base.text import escaped
 from sologrpo.config.parsing import parse_config
-from sologrpo.console import quiet_libraries
 from sologrpo.data.dataset import build_prompts, load_rows, prompt_format_of
-from sologrpo.errors import one_line_errors
-from sologrpo.text import escaped
 
 
 @one_line_errors

@@ -9,8 +9,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from sologrpo.files import BASELINE
-from sologrpo.logs import Metrics, Points
+from sologrpo.base.files import BASELINE
+from sologrpo.base.logs import Metrics, Points
 from sologrpo.report.metrics import (
     REWARD,
     UNSMOOTHED,

@@ -8,7 +8,7 @@ from argparse import HelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 
-from sologrpo.errors import InputError, one_line_errors, printable
+from sologrpo.base.errors import InputError, one_line_errors, printable
 from sologrpo.report.follow import follow
 from sologrpo.report.reading import read_run
 from sologrpo.report.report import write_page, write_report

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from rewards import OUTCOME_REWARDS, name_of_spec
-from sologrpo.logs import count_completions, read_completions
+from sologrpo.base.logs import count_completions, read_completions
+from sologrpo.base.schema import Schema, parse
 from sologrpo.report.values import Record, read_or_note, shorten, spread
-from sologrpo.schema import Schema, parse
 
 # A page with this much opens fast on a phone, and can be mailed.
 MAX_COMPLETIONS, MAX_STEPS, MAX_CHARS = 800, 40, 600_000

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from sologrpo.files import BASELINE
+from sologrpo.base.files import BASELINE
 from sologrpo.report.completions import MAX_CHARS
 from sologrpo.report.values import Record
 from sologrpo.scoring import records

@@ -18,11 +18,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sologrpo.console import time_left
-from sologrpo.errors import InputError, printable
-from sologrpo.files import ADAPTER, COMPLETIONS, EVALUATIONS, METRICS
-from sologrpo.locking import is_locked
-from sologrpo.logs import Metrics
+from sologrpo.base.console import time_left
+from sologrpo.base.errors import InputError, printable
+from sologrpo.base.files import ADAPTER, COMPLETIONS, EVALUATIONS, METRICS
+from sologrpo.base.locking import is_locked
+from sologrpo.base.logs import Metrics
 from sologrpo.report.reading import read_files
 from sologrpo.report.report import content_policy, render, run_page
 from sologrpo.report.summary import seconds_per_step, steps_of_total

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import yaml
 
-from sologrpo.logs import Metrics, Points
+from sologrpo.base.logs import Metrics, Points
 
 REWARD, VALIDATION, VALIDATED = "reward", "eval_accuracy", "eval_n"
 UNSMOOTHED = ("eval_", "memory/", "learning_rate")  # drawn as they are, not as moving averages

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from sologrpo.errors import InputError
-from sologrpo.files import (
+from sologrpo.base.errors import InputError
+from sologrpo.base.files import (
     BASELINE,
     COMPLETIONS,
     ENVIRONMENT,
@@ -20,10 +20,8 @@ from sologrpo.files import (
     RUN_CONFIG,
     WARNINGS,
 )
-from sologrpo.logs import Metrics, Warned, read_metrics, read_warnings
-from sologrpo.report.completions import Completions, Settings, read_groups
-from sologrpo.report.values import Record, read_or_note
-from sologrpo.schema import (
+from sologrpo.base.logs import Metrics, Warned, read_metrics, read_warnings
+from sologrpo.base.schema import (
     Schema,
     advising,
     looked_in,
@@ -32,6 +30,8 @@ from sologrpo.schema import (
     read_yaml,
     shown,
 )
+from sologrpo.report.completions import Completions, Settings, read_groups
+from sologrpo.report.values import Record, read_or_note
 from sologrpo.scoring.formats import TRAINED, compare_formats
 from sologrpo.scoring.records import Evaluated, read_evaluated
 

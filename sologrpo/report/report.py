@@ -14,7 +14,7 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from sologrpo.files import RECIPE_SETTINGS, REPORT, REWARD_CURVE, write_atomically
+from sologrpo.base.files import RECIPE_SETTINGS, REPORT, REWARD_CURVE, write_atomically
 from sologrpo.report.charts import draw_accuracies, draw_chapters
 from sologrpo.report.evaluation import figures, groups, kinds, list_problems, verdict_sentence
 from sologrpo.report.metrics import REWARD, smoothing_window

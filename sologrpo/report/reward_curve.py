@@ -6,7 +6,7 @@ from itertools import cycle
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from sologrpo.logs import Metrics
+from sologrpo.base.logs import Metrics
 from sologrpo.report.charts import COLOURS, VALIDATION_COLOUR
 from sologrpo.report.metrics import VALIDATION, lines_of, load_chapters, smoothed
 

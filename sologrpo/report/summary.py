@@ -3,9 +3,9 @@
 from pathlib import Path
 from statistics import fmean
 
-from sologrpo.console import duration
-from sologrpo.files import BASELINE
-from sologrpo.logs import Metrics, Points
+from sologrpo.base.console import duration
+from sologrpo.base.files import BASELINE
+from sologrpo.base.logs import Metrics, Points
 from sologrpo.report.metrics import REWARD, VALIDATION, smoothing_window
 from sologrpo.report.reading import Run
 from sologrpo.report.values import Rows, number

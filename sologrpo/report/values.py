@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sologrpo.errors import InputError
-from sologrpo.redact import redact
+from sologrpo.base.errors import InputError
+from sologrpo.base.redact import redact
 
 T = TypeVar("T")
 Record = dict[str, Any]

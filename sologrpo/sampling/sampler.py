@@ -22,8 +22,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from accelerate.utils import gather_object
 
+from sologrpo.base.errors import InputError, RunError, first_line
 from sologrpo.config.arguments import SAMPLING_ENGINES
-from sologrpo.errors import InputError, RunError, first_line
 from sologrpo.model.memory import TokenBudget, free_bytes, release_unused
 from sologrpo.model.merging import (
     is_merge_exact,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
-from sologrpo.errors import InputError
+from sologrpo.base.errors import InputError
 
 # What a decoder writes for bytes that do not, or do not yet, form a character.
 GARBLED = "\N{REPLACEMENT CHARACTER}"

@@ -25,7 +25,7 @@ from peft.utils.integrations import dequantize_bnb_weight
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sologrpo.errors import InputError, RunError, first_line
+from sologrpo.base.errors import InputError, RunError, first_line
 from sologrpo.model.loading import dtype_name
 from sologrpo.model.memory import is_out_of_memory
 from sologrpo.model.merging import merge_obstacle

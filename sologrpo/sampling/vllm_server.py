@@ -16,8 +16,8 @@ import torch
 from peft import PeftModel
 from trl.generation.vllm_client import VLLMClient
 
-from sologrpo.errors import InputError, RunError, first_line
-from sologrpo.redact import redact_text
+from sologrpo.base.errors import InputError, RunError, first_line
+from sologrpo.base.redact import redact_text
 from sologrpo.sampling.vllm_engine import lora_settings, save_adapter_files
 
 logger = logging.getLogger(__name__)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from sologrpo.files import BASELINE
-from sologrpo.schema import shown
+from sologrpo.base.files import BASELINE
+from sologrpo.base.schema import shown
 from sologrpo.scoring.records import Evaluated, hash_text
 from sologrpo.scoring.statistics import compare_paired
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sologrpo.errors import InputError
+from sologrpo.base.errors import InputError
 from sologrpo.scoring.comparison import differing, pair_with_baselines
 from sologrpo.scoring.records import Evaluated
 

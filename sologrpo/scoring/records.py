@@ -17,10 +17,9 @@ from rewards.grading import (
     parse_gold,
     visible_text,
 )
-from sologrpo.errors import InputError
-from sologrpo.files import RECORDS, RESULTS, UNFINISHED, write_atomically
-from sologrpo.prompts import OPEN, PROMPT_FORMATS
-from sologrpo.schema import (
+from sologrpo.base.errors import InputError
+from sologrpo.base.files import RECORDS, RESULTS, UNFINISHED, write_atomically
+from sologrpo.base.schema import (
     Number,
     Schema,
     advising,
@@ -29,6 +28,7 @@ from sologrpo.schema import (
     read_json,
     read_json_lines,
 )
+from sologrpo.prompts import OPEN, PROMPT_FORMATS
 from sologrpo.scoring.statistics import Comparison, Interval
 
 # Why a completion ended.

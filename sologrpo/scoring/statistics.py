@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sologrpo.schema import Schema
+from sologrpo.base.schema import Schema
 
 Interval = Annotated[tuple[float, float], Field(strict=False)]  # JSON has lists alone
 _Z = NormalDist().inv_cdf(0.975)  # leaves out 2.5 % on either side

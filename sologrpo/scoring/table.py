@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sologrpo.console import print_line
+from sologrpo.base.console import print_line
 from sologrpo.scoring.comparison import Pair, pair_with_baselines
 from sologrpo.scoring.records import Evaluated, Record
 

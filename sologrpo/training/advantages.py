@@ -14,8 +14,8 @@ import torch
 from trl.trainer.utils import nanstd
 
 from rewards import OUTCOME_REWARDS
+from sologrpo.base.errors import InputError
 from sologrpo.config.arguments import TRL_EPSILON
-from sologrpo.errors import InputError
 from sologrpo.training.loss import nanmax, nanmin
 
 # Every reward of `rewards/` that judges the answer gives 1 for a right one.

@@ -26,9 +26,9 @@ from transformers import (
 )
 
 from rewards.completions import text_of
-from sologrpo.console import Terminal, print_line, time_left
-from sologrpo.files import COMPLETIONS, COMPLETIONS_FILE
-from sologrpo.logs import append_metrics, read_completions
+from sologrpo.base.console import Terminal, print_line, time_left
+from sologrpo.base.files import COMPLETIONS, COMPLETIONS_FILE
+from sologrpo.base.logs import append_metrics, read_completions
 from sologrpo.training.progress import PARTS
 
 SAMPLES_EVERY = 10  # steps

@@ -25,10 +25,10 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
+from sologrpo.base.errors import LIBRARY_ERRORS
+from sologrpo.base.files import CHECKPOINT
+from sologrpo.base.manifest import damage, write_manifest
 from sologrpo.config.schedule import optimizer_steps
-from sologrpo.errors import LIBRARY_ERRORS
-from sologrpo.files import CHECKPOINT
-from sologrpo.manifest import damage, write_manifest
 from sologrpo.startup import stopped_by
 
 _FOLDER = re.compile(CHECKPOINT.format(r"(\d+)"))

@@ -15,8 +15,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from sologrpo.console import print_warning
-from sologrpo.logs import Warned, append_warning
+from sologrpo.base.console import print_warning
+from sologrpo.base.logs import Warned, append_warning
 from sologrpo.training.advantages import OF_A_KIND
 
 LASTING = 5  # steps in a row that are not chance

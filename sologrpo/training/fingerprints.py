@@ -11,9 +11,9 @@ from transformers.utils.hub import cached_file, extract_commit_hash
 from trl import ModelConfig
 
 from rewards import Reward
+from sologrpo.base.manifest import MODEL_FILES, hash_files
 from sologrpo.config import RunArguments
 from sologrpo.data.dataset import build_prompts, render_prompt
-from sologrpo.manifest import MODEL_FILES, hash_files
 
 _SAMPLE = {"question": "1 + 1", "answer": "#### 2"}
 

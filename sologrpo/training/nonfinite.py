@@ -7,7 +7,7 @@ import torch
 from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from sologrpo.errors import RunError
+from sologrpo.base.errors import RunError
 
 
 def check_finite(

@@ -17,8 +17,8 @@ from accelerate.utils import gather_object
 from peft import PeftModel
 from transformers import GenerationConfig
 
+from sologrpo.base.errors import InputError
 from sologrpo.config.arguments import SoloGRPOConfig
-from sologrpo.errors import InputError
 from sologrpo.model.trial import Model
 from sologrpo.sampling.decoding import Request, Sampled, can_generate_fast
 from sologrpo.sampling.sampler import TEST_ROWS, Sampler, Score, check_vllm

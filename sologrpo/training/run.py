@@ -14,10 +14,10 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl import GRPOTrainer, ModelConfig, get_peft_config
 
 from rewards import Reward
+from sologrpo.base.console import Terminal
+from sologrpo.base.errors import RunError, refusing
+from sologrpo.base.redact import redact
 from sologrpo.config import RunArguments, SoloGRPOConfig
-from sologrpo.console import Terminal
-from sologrpo.errors import RunError, refusing
-from sologrpo.redact import redact
 from sologrpo.startup import finishing_step
 from sologrpo.training.callbacks import ConsoleLog, MetricsFile, ValidateAtEnd
 from sologrpo.training.checkpoint import (

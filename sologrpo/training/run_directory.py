@@ -13,10 +13,9 @@ from accelerate import PartialState
 from filelock import FileLock
 from trl import ModelConfig
 
-from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
-from sologrpo.environment import RunEnvironment, environment
-from sologrpo.errors import InputError, printable
-from sologrpo.files import (
+from sologrpo.base.environment import RunEnvironment, environment
+from sologrpo.base.errors import InputError, printable
+from sologrpo.base.files import (
     ADAPTER,
     COMPLETIONS,
     ENVIRONMENT,
@@ -27,11 +26,12 @@ from sologrpo.files import (
     make_folder,
     write_atomically,
 )
-from sologrpo.locking import lock_folder
-from sologrpo.logs import remove_later
+from sologrpo.base.locking import lock_folder
+from sologrpo.base.logs import remove_later
+from sologrpo.base.redact import count_redacted, redact
+from sologrpo.base.schema import read_json, read_yaml
+from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.model.loading import dtype_name, pick_dtype
-from sologrpo.redact import count_redacted, redact
-from sologrpo.schema import read_json, read_yaml
 from sologrpo.training.checkpoint import (
     checkpoints_of,
     last_complete_checkpoint,

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from sologrpo.base.errors import InputError
 from sologrpo.config import parse_config
 from sologrpo.config.chat import ChatArguments
 from sologrpo.config.evaluation import EvaluationArguments
 from sologrpo.config.parsing import CheckedParser
-from sologrpo.errors import InputError
 from sologrpo.model.loading import pick_dtype
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "colab.md").read_text(encoding="utf-8")

@@ -14,12 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig, ModelConfig
 
 from rewards import load_rewards
+from sologrpo.base.errors import InputError
+from sologrpo.base.files import describe_recipes, recipes
 from sologrpo.config.arguments import ONE_GPU_DEFAULTS, RunArguments, SoloGRPOConfig
 from sologrpo.config.evaluation import EvaluationArguments
 from sologrpo.config.parsing import RENAMED, parse_config
 from sologrpo.config.schedule import optimizer_steps
-from sologrpo.errors import InputError
-from sologrpo.files import describe_recipes, recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"))

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 
 from digits import digit_share
+from sologrpo.base.errors import InputError
 from sologrpo.config.arguments import RunArguments
 from sologrpo.data.dataset import (
     RESERVED,
@@ -24,7 +25,6 @@ from sologrpo.data.dataset import (
     render_prompt,
     stop_strings,
 )
-from sologrpo.errors import InputError
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.prompts import PROMPT_FORMATS, Prompt
 from tiny import build_model, build_tokenizer, rows, write_rows

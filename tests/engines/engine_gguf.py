@@ -18,16 +18,16 @@ from transformers.convert_slow_tokenizer import TikTokenConverter
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from scripts import exit_code, printed_by, train_without_report
+from sologrpo.base.console import Terminal
+from sologrpo.base.errors import InputError
+from sologrpo.base.manifest import MANIFEST
 from sologrpo.config.evaluation import parse_evaluation
-from sologrpo.console import Terminal
 from sologrpo.data.dataset import load_test_prompts, prompt_token_ids
-from sologrpo.errors import InputError
 from sologrpo.export import export as export_module
 from sologrpo.export.export import _load_problems
 from sologrpo.export.gguf import MODELFILE, convert
 from sologrpo.export.llama import running_llama
 from sologrpo.export.parity import Gap, ParityCheck, parity_failure
-from sologrpo.manifest import MANIFEST
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.merging import save_merged
 from tiny import CHAT_TEMPLATE, ROOT, SPECIAL_TOKENS, build_model, tiny_config

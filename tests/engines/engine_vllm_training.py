@@ -18,10 +18,10 @@ from trl import ModelConfig
 
 from digits import digit_share
 from scripts import last_line, run_script, script_environment
+from sologrpo.base.environment import read_environment
+from sologrpo.base.errors import RunError
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.data.dataset import build_prompts, prompt_token_ids
-from sologrpo.environment import read_environment
-from sologrpo.errors import RunError
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.sampling.generation import generate_greedily
 from sologrpo.sampling.vllm_engine import MEMORY_BACKED

@@ -22,8 +22,8 @@ from test_evaluate_cli import NEW_TOKENS, make_run
 from rewards.grading import extract_answer
 from scripts import exit_code, load_script, script_environment
 from sologrpo import chat
+from sologrpo.base.console import Terminal
 from sologrpo.cli import main
-from sologrpo.console import Terminal
 from sologrpo.sampling import Completion
 from tiny import SIZES
 

@@ -16,10 +16,10 @@ from trl import ModelConfig
 
 from scripts import Printed, last_line, load_script, printed_by
 from server import Server
+from sologrpo.base.errors import InputError
 from sologrpo.config.arguments import PRECISIONS
 from sologrpo.config.evaluation import parse_evaluation
 from sologrpo.data.dataset import prompt_format_of
-from sologrpo.errors import InputError
 from sologrpo.evaluation import precisions
 from sologrpo.evaluation.answer import answer
 from sologrpo.model import fitting

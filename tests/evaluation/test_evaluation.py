@@ -10,10 +10,12 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from sologrpo.base.errors import InputError
+from sologrpo.base.files import RECORDS, UNFINISHED
+from sologrpo.base.manifest import MODEL_FILES, hash_files
 from sologrpo.config.arguments import RunArguments
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
 from sologrpo.data.dataset import build_prompts, prompt_token_ids, render_prompt
-from sologrpo.errors import InputError
 from sologrpo.evaluation.answer import (
     VALIDATION_SCORES,
     Questions,
@@ -22,8 +24,6 @@ from sologrpo.evaluation.answer import (
 )
 from sologrpo.evaluation.evaluate import Task, evaluate
 from sologrpo.evaluation.identity import ADAPTER_FILES
-from sologrpo.files import RECORDS, UNFINISHED
-from sologrpo.manifest import MODEL_FILES, hash_files
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.sampling import generation
 from sologrpo.sampling.generation import (

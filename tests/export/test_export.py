@@ -24,15 +24,15 @@ from trl import ModelConfig
 from hub_stand_in import HubStandIn
 from made_up_run import eval_record, write_eval, write_lines
 from scripts import Printed, exit_code, last_line, printed_by
+from sologrpo.base.errors import InputError
+from sologrpo.base.manifest import MANIFEST
 from sologrpo.config import export as export_arguments
 from sologrpo.config.evaluation import EvaluationSettings
 from sologrpo.data.dataset import load_train_and_validation
-from sologrpo.errors import InputError
 from sologrpo.export import export as export_module
 from sologrpo.export import parity
 from sologrpo.export.export import begin_export
 from sologrpo.export.model_card import write_card
-from sologrpo.manifest import MANIFEST
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from tiny import ROOT
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from sologrpo.errors import InputError
+from sologrpo.base.errors import InputError
 from sologrpo.export.gguf import PromptTemplate, write_modelfile
 from sologrpo.model.loading import load_tokenizer
 

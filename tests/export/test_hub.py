@@ -11,7 +11,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import _http
 
 from hub_stand_in import CUT, HubStandIn, Repository
-from sologrpo.errors import InputError
+from sologrpo.base.errors import InputError
 from sologrpo.export.hub import HubError, check_repository_name, open_repository, push_folder
 
 CARD = b"---\ntags: [grpo]\n---\n# A model\n"

@@ -13,10 +13,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from trl import ModelConfig
 
+from sologrpo.base.console import Terminal
+from sologrpo.base.errors import InputError
 from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
-from sologrpo.console import Terminal
 from sologrpo.data.dataset import build_prompts
-from sologrpo.errors import InputError
 from sologrpo.export import parity
 from sologrpo.export.parity import Gap, ParityCheck, coarse_kl, parity_failure
 from sologrpo.model import fitting

@@ -270,7 +270,7 @@ def test_no_pickle_is_loaded_with_code() -> None:
 
 
 def test_the_environment_is_not_in_the_description_of_a_run() -> None:
-    from sologrpo.environment import environment
+    from sologrpo.base.environment import environment
 
     described = str(environment())
     for name in ("PATH", "HOME"):

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig
 from trl import ModelConfig
 
-from sologrpo.errors import InputError
+from sologrpo.base.errors import InputError
 from sologrpo.model import fitting
 from sologrpo.model.fitting import (
     DoesNotFitError,

@@ -22,7 +22,7 @@ from transformers import (
 )
 from trl import ModelConfig
 
-from sologrpo.errors import InputError
+from sologrpo.base.errors import InputError
 from sologrpo.model.loading import load_base_model, load_tokenizer
 from sologrpo.model.merging import (
     check_adapter,

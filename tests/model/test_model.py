@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from trl import ModelConfig
 
 from digits import digit_share
+from sologrpo.base.device import default_dtype
+from sologrpo.base.errors import InputError
 from sologrpo.config.arguments import SoloGRPOConfig
-from sologrpo.device import default_dtype
-from sologrpo.errors import InputError
 from sologrpo.model.loading import (
     keep_trainable_in_fp32,
     load_base_model,

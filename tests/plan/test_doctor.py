@@ -11,7 +11,7 @@ import torch
 from huggingface_hub.errors import HfHubHTTPError
 
 from server import Server
-from sologrpo import hub
+from sologrpo.base import hub
 from sologrpo.plan import doctor
 from sologrpo.plan.doctor import Finding
 

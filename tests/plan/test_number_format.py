@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from scripts import Printed, load_script, printed_by, train_without_report
-from sologrpo import device
+from sologrpo.base import device
+from sologrpo.base.environment import RunEnvironment, read_environment
 from sologrpo.config.parsing import parse_config
-from sologrpo.environment import RunEnvironment, read_environment
 from sologrpo.plan.number_format import choose_number_format
 from sologrpo.plan.preflight import build_policy
 from tiny import short_recipe, write_rows

@@ -10,9 +10,9 @@ import pytest
 from datasets import Dataset
 from transformers import AutoConfig
 
+from sologrpo.base.console import Terminal
+from sologrpo.base.errors import InputError
 from sologrpo.config.parsing import parse_config
-from sologrpo.console import Terminal
-from sologrpo.errors import InputError
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.plan.preflight import try_settings
 from sologrpo.training import run

@@ -10,7 +10,7 @@ import yaml
 
 from rewards import is_correct
 from rewards.check import RewardResult, Trial, check_hostile, hostile_completions, render
-from sologrpo.files import recipes
+from sologrpo.base.files import recipes
 from sologrpo.plan.reward_check import check_run, main
 from sologrpo.prompts import PROMPT_FORMATS
 

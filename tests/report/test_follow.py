@@ -16,8 +16,8 @@ from test_report import Page, assert_inert
 
 from made_up_run import attack_everywhere, grow, write_eval
 from serving import serving
-from sologrpo.errors import InputError
-from sologrpo.locking import is_locked
+from sologrpo.base.errors import InputError
+from sologrpo.base.locking import is_locked
 from sologrpo.report import follow
 from sologrpo.report.command import main
 from sologrpo.report.follow import HOST, PORT, LivePage, describe_state, open_server

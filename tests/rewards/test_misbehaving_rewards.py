@@ -11,8 +11,8 @@ import pytest
 
 from rewards import RewardError, RewardSpecError, load_rewards
 from rewards.command import main as rewards_command
+from sologrpo.base.errors import one_line_errors
 from sologrpo.config.parsing import parse_config
-from sologrpo.errors import one_line_errors
 from sologrpo.plan.reward_check import check_run
 
 TIMEOUT = 1

@@ -8,7 +8,7 @@ from test_reward_cli import run
 
 from rewards import REWARDS, hacking_signs
 from rewards.contained import PASSED_BY_TRL
-from sologrpo.files import recipes
+from sologrpo.base.files import recipes
 from tiny import ROOT
 
 DOC = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")

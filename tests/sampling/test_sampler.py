@@ -15,7 +15,7 @@ from peft import PeftModel
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 
-from sologrpo.errors import InputError, RunError
+from sologrpo.base.errors import InputError, RunError
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.model.merging import merged, merged_bytes
 from sologrpo.sampling import sampler as sampler_module

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.generation import StopStringCriteria
 
-from sologrpo.errors import InputError
+from sologrpo.base.errors import InputError
 from sologrpo.sampling.decoding import LEAVE_BELOW, Request, generate_fast
 from sologrpo.sampling.stopping import StopStrings
 from tiny import build_tokenizer

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 from trl.generation import vllm_client
 
-from sologrpo.errors import InputError, RunError
+from sologrpo.base.errors import InputError, RunError
 from sologrpo.sampling.vllm_server import AdapterServer
 from tiny import with_adapter
 

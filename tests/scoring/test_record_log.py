@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sologrpo.errors import InputError
+from sologrpo.base.errors import InputError
 from sologrpo.scoring.records import (
     Evaluated,
     Problem,

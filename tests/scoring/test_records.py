@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sologrpo.errors import InputError
+from sologrpo.base.errors import InputError
 from sologrpo.scoring.formats import compare_formats, verdict
 from sologrpo.scoring.records import (
     Answer,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from transformers import TrainerCallback
 
 from server import Server
-from sologrpo.console import Terminal
+from sologrpo.base.console import Terminal
 from sologrpo.training.callbacks import (
     ConsoleLog,
     MetricsFile,

@@ -16,8 +16,8 @@ from test_resume_recipes import arguments
 from transformers import get_scheduler
 
 from scripts import exit_code, steps_of, train_without_report
-from sologrpo.errors import InputError
-from sologrpo.manifest import damage, write_manifest
+from sologrpo.base.errors import InputError
+from sologrpo.base.manifest import damage, write_manifest
 from sologrpo.training import checkpoint as checkpoints
 from sologrpo.training.checkpoint import incomplete_reason, last_complete_checkpoint
 from sologrpo.training.run_directory import OpenedRun, open_run_directory

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from digits import digit_share
 from scripts import Printed, last_line, printed_by, steps_of, train_without_report
 from server import Server
-from sologrpo.errors import cannot_write
+from sologrpo.base.errors import cannot_write
 from sologrpo.training.checkpoint import last_complete_checkpoint
 from tiny import rows, short_recipe, write_rows
 

@@ -14,7 +14,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 import vllm_stand_in
 from digits import digit_share
 from fixed_rollouts import config, make_trainer
-from sologrpo.errors import InputError
+from sologrpo.base.errors import InputError
 from sologrpo.model.loading import load_tokenizer
 from sologrpo.training.hot_swap import HotSwappedVllm, build_vllm
 from sologrpo.training.trainer import SoloGRPOTrainer

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from fixed_rollouts import MIXED, CapturedGradients, config, fixed_reward, make_trainer
 from scripts import last_line, printed_by, train_without_report
-from sologrpo.errors import RunError
+from sologrpo.base.errors import RunError
 from sologrpo.training.nonfinite import all_finite
 from sologrpo.training.trainer import SoloGRPOTrainer
 

@@ -11,7 +11,7 @@ from test_resume import adapter_of, assert_equal_weights
 from transformers.utils import chat_template_utils
 
 from scripts import exit_code, load_script, train_without_report
-from sologrpo.environment import fix_prompt_date
+from sologrpo.base.environment import fix_prompt_date
 from sologrpo.export.export import main as export
 from sologrpo.model.loading import load_tokenizer
 from tiny import CHAT_TEMPLATE, tiny_config

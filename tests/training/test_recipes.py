@@ -17,10 +17,10 @@ from trl import ModelConfig
 
 from rewards.completions import text_of
 from scripts import exit_code, train_without_report
+from sologrpo.base.errors import InputError
 from sologrpo.config.arguments import RunArguments, SoloGRPOConfig
 from sologrpo.config.parsing import parse_config
 from sologrpo.config.schedule import check_fills_a_batch
-from sologrpo.errors import InputError
 from sologrpo.training.trainer import SoloGRPOTrainer
 from tiny import ROOT, build_model, build_tokenizer
 

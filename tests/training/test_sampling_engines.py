@@ -11,7 +11,7 @@ from test_metrics import unexplained
 
 from digits import digit_share
 from fixed_rollouts import config, make_trainer
-from sologrpo.errors import InputError, RunError
+from sologrpo.base.errors import InputError, RunError
 from sologrpo.sampling.decoding import Request, generate_fast
 from sologrpo.training.trainer import SoloGRPOTrainer
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sologrpo.files import METRICS
+from sologrpo.base.files import METRICS
 from sologrpo.training.packed_loss import MicroBatchLog, metrics_of_one_batch
 from two_processes import CASES, Seen, assert_trained_as_one, launch, sample_and_validate
 

@@ -12,9 +12,9 @@ from typing import ParamSpec
 
 from safetensors import SafetensorError
 
-from sologrpo.redact import redact_text
+from sologrpo.base.redact import redact_text
+from sologrpo.base.text import escaped, one_line
 from sologrpo.startup import STOPPED, drop_output, has_reader, stopped_by
-from sologrpo.text import escaped, one_line
 
 # A full disk raises an OSError with one of these numbers in Python, and another error with such a
 # text in safetensors and torch.save.

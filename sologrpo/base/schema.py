@@ -18,9 +18,9 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, TypeAdapter
 from pydantic import ValidationError as Deviation
 
-from sologrpo.errors import LIBRARY_ERRORS, InputError
-from sologrpo.redact import redact
-from sologrpo.text import one_line, shortened
+from sologrpo.base.errors import LIBRARY_ERRORS, InputError
+from sologrpo.base.redact import redact
+from sologrpo.base.text import one_line, shortened
 
 T = TypeVar("T")
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
@@ -72,7 +72,7 @@ def parse(schema: type[T], value: Any, where: str | Path) -> T:
 
     >>> parse(dict[str, int], {"seed": True}, "a.yaml")
     Traceback (most recent call last):
-    sologrpo.errors.InputError: a.yaml: seed: True; expected a valid integer
+    sologrpo.base.errors.InputError: a.yaml: seed: True; expected a valid integer
     """
     try:
         checked: T = _adapter(schema).validate_python(value)  # type: ignore[arg-type]

@@ -14,10 +14,10 @@ from accelerate.utils import broadcast_object_list
 from pydantic import Field
 from transformers.utils import chat_template_utils
 
-from sologrpo.device import describe_device
-from sologrpo.errors import InputError
-from sologrpo.files import ENVIRONMENT
-from sologrpo.schema import Schema, read_json
+from sologrpo.base.device import describe_device
+from sologrpo.base.errors import InputError
+from sologrpo.base.files import ENVIRONMENT
+from sologrpo.base.schema import Schema, read_json
 
 PACKAGES = ("sologrpo", "torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate",
             "datasets")  # fmt: skip

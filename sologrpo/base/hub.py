@@ -9,9 +9,9 @@ from typing import Any
 from huggingface_hub import constants, errors, get_session, is_offline_mode
 from huggingface_hub.utils._validators import validate_repo_id
 
-from sologrpo.errors import InputError, first_line
-from sologrpo.schema import looked_in, read_json
-from sologrpo.text import one_line, shortened
+from sologrpo.base.errors import InputError, first_line
+from sologrpo.base.schema import looked_in, read_json
+from sologrpo.base.text import one_line, shortened
 
 # The base of the failures of whichever HTTP package the client is built on.
 HTTPError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from sologrpo.errors import InputError, printable
-from sologrpo.files import LOCK
+from sologrpo.base.errors import InputError, printable
+from sologrpo.base.files import LOCK
 
 
 def lock_folder(folder: Path, other: str) -> FileLock | None:

@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.segment import Segment
 
-from sologrpo.redact import redact_text
+from sologrpo.base.redact import redact_text
+from sologrpo.base.text import escaped
 from sologrpo.startup import drop_output
-from sologrpo.text import escaped
 
 
 class Terminal(Console):

@@ -10,7 +10,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from sologrpo.errors import InputError
+from sologrpo.base.errors import InputError
 
 # Names inside a run directory.
 RUN_CONFIG = "config.yaml"
@@ -45,7 +45,7 @@ RECIPE_SETTINGS = (
     "dtype", "seed",
 )  # fmt: skip
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 # A wheel holds the scripts, recipes and problems in a folder of the package (pyproject.toml). In a
 # checkout, and an editable install of one, they are next to the package.
 BUNDLED = next(folder for folder in (_PACKAGE / "bundled", _PACKAGE.parent) if folder.is_dir())
@@ -97,9 +97,9 @@ def check_name(name: str, what: str) -> str:
     Raises:
         InputError: if it is empty, too long, hidden, looks like an option or leads elsewhere.
 
-    >>> check_name("../x", "--label")
+    >>> check_name("../x", "--label")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    sologrpo.errors.InputError: --label '../x': use up to 100 letters, digits, '.', '-', '_' and '+'
+    sologrpo.base.errors.InputError: --label '../x': use up to 100 letters, ...
     """
     if re.fullmatch(r"\w[\w.+-]{0,99}", name, re.ASCII) is None:
         raise InputError(

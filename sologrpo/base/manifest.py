@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from sologrpo.errors import InputError
-from sologrpo.files import write_atomically
-from sologrpo.schema import Schema, read_json
+from sologrpo.base.errors import InputError
+from sologrpo.base.files import write_atomically
+from sologrpo.base.schema import Schema, read_json
 
 MANIFEST = "manifest.json"
 # Of a local model: what decides its weights and its tokens.

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ConfigDict, Field
 
-from sologrpo.errors import InputError
-from sologrpo.files import COMPLETIONS, METRICS, WARNINGS, write_atomically
-from sologrpo.schema import Schema, parse, parse_json, read_text
+from sologrpo.base.errors import InputError
+from sologrpo.base.files import COMPLETIONS, METRICS, WARNINGS, write_atomically
+from sologrpo.base.schema import Schema, parse, parse_json, read_text
 
 T = TypeVar("T")
 Points = list[tuple[int, float]]  # step and value, sorted by step
