@@ -40,11 +40,7 @@ WIDE = 100  # columns of a terminal from which both answers are shown next to ea
 
 
 def main(argv: Sequence[str]) -> None:
-    """Ask both models each question, and show their answers.
-
-    Args:
-        argv: without the command's name.
-    """
+    """Ask both models each question, and show their answers."""
     settings = parse_chat(argv)
     base_name, adapter = str(settings.model.model_name_or_path), settings.adapter
     assert adapter is not None
@@ -94,11 +90,7 @@ def _ask(
     tokenizer: PreTrainedTokenizerBase,
     settings: EvaluationSettings,
 ) -> dict[str, tuple[Completion, float]]:
-    """Return the completion and the seconds of each model.
-
-    Raises:
-        InputError: if the question is too long for the model or for the memory.
-    """
+    """Return the completion and the seconds of each model."""
     rows = build_prompts(Dataset.from_list([{"question": question}]), settings.data, tokenizer)
     (prompt,) = prompt_token_ids(rows["prompt"], tokenizer)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)

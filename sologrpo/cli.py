@@ -29,11 +29,7 @@ FIRST = {"train": "--config", "evaluate": "--run", "chat": "--run", "export": "-
 
 @one_line_errors
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one command of `sologrpo`.
-
-    Args:
-        argv: the command and its arguments; by default those of the process.
-    """
+    """Run one command of `sologrpo`; by default that of the process's arguments."""
     if argv is None:
         start_process()
     command, *arguments = _named_command(list(sys.argv[1:] if argv is None else argv))
@@ -45,11 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 @one_line_errors
 def start_script(command: str) -> None:
-    """Understand the arguments of `train.py` or `evaluate.py`, before its imports.
-
-    Args:
-        command: of `sologrpo` that does the same.
-    """
+    """Understand the arguments of `train.py` or `evaluate.py`, before its imports."""
     _show_help(command, _understand(command, sys.argv[1:]))
 
 
@@ -76,9 +68,6 @@ def _understand(command: str, given: Sequence[str]) -> list[str]:
 
 def understand(command: str, given: Sequence[str]) -> list[str]:
     """Write a command line with a forgotten flag in the form that its parser expects.
-
-    Raises:
-        InputError: if the config or run that it names does not exist; no library is loaded by then.
 
     >>> understand("train", ["quickstart", "--seed", "3"])
     ['--config', 'quickstart', '--seed', '3']
@@ -134,7 +123,6 @@ def _version() -> str:
 
 
 def _script(name: str) -> Command:
-    """Return a command that runs a script of the project."""
 
     def run(_: Sequence[str]) -> None:
         script = runpy.run_path(str(BUNDLED / name))
@@ -145,7 +133,6 @@ def _script(name: str) -> Command:
 
 
 def _main_of(module: str) -> Command:
-    """Return a command that calls `main` of a module."""
 
     def run(arguments: Sequence[str]) -> None:
         imported = import_module(module)
@@ -162,7 +149,6 @@ def _rewards(arguments: Sequence[str]) -> None:
 
 
 def _recipes(arguments: Sequence[str]) -> None:
-    """List the recipes, or copy one."""
     parser = _Parser(prog="sologrpo recipes", description="List the recipes, or copy one.")
     commands = parser.add_subparsers(metavar="COMMAND", dest="command")
     commands.add_parser("list", help="list the recipes by name (the default)")

@@ -15,10 +15,7 @@ from sologrpo.base.errors import InputError
 class Parser(HfArgumentParser):  # type: ignore[misc]
     """Parse options into dataclasses, without abbreviations.
 
-    Args:
-        dataclasses: their fields become options; `add_argument` adds others.
-        renamed: what to write instead, for names known from elsewhere.
-        options: of `argparse.ArgumentParser`.
+    `renamed` says what to write instead of names that are known from elsewhere.
     """
 
     def __init__(
@@ -32,11 +29,7 @@ class Parser(HfArgumentParser):  # type: ignore[misc]
         raise InputError(message)
 
     def check_keys(self, keys: Iterable[str]) -> None:
-        """Refuse names that are not options, with the nearest one.
-
-        Raises:
-            InputError: for the first such name.
-        """
+        """Refuse names that are not options, with the nearest one."""
         known = {action.dest for action in self._actions}
         for key in keys:
             name = key.replace("-", "_")

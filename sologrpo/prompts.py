@@ -61,11 +61,9 @@ class PromptFormat:
         completion: a well-formed completion, with the fields `{thinking}` and `{answer}`. If the
             prompt opens the reasoning, it starts inside.
         rewards: the rewards of a run whose config names none. `completion` earns the most of each.
-        system_prompt: the instruction, before everything else: the system message of a chat, the
-            first paragraph of plain text; empty for none. Its tags are those of `completion`.
-        prefix: put before every question, including those of worked examples.
-        suffix: appended to every question, likewise.
-        worked_examples: shown unless a config gives its own.
+        system_prompt: the system message of a chat, the first paragraph of plain text; empty for
+            none. Its tags are those of `completion`.
+        prefix: put before every question, including those of worked examples; `suffix` likewise.
         num_drawn_examples: if above 0, this many training rows are drawn for each problem and
             shown as its worked examples.
         chat: use chat messages if the model has a chat template.
@@ -109,9 +107,6 @@ class PromptFormat:
 
     def text(self, question: str) -> str:
         """Build the plain-text prompt: instruction, worked examples, question, as paragraphs.
-
-        Raises:
-            ValueError: if the format has no plain-text form.
 
         >>> from dataclasses import replace
         >>> brief = replace(PROMPT_FORMATS["r1_zero"], system_prompt="Think first.")

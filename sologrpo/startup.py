@@ -77,11 +77,7 @@ def prepare_allocator() -> None:
 
 
 def cpu_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which a process on a CPU is fast.
-
-    Args:
-        environment: what the process has; settings of its user are kept.
-    """
+    """Return the environment in which a process on a CPU is fast; settings of the user are kept."""
     prepared = dict(environment)
     if "CS_GNU_LIBC_VERSION" in os.confstr_names:  # another libc has other settings
         given = environment.get("GLIBC_TUNABLES", "")

@@ -30,15 +30,7 @@ def default_dtype() -> torch.dtype:
 
 @cache
 def gemm_rates(hidden: int, intermediate: int) -> dict[str, int]:
-    """Measure the matrix products of a model in fp32 and bf16 on this CPU, once per process.
-
-    Args:
-        hidden: width of the model.
-        intermediate: width of its MLPs.
-
-    Returns:
-        GFLOP/s of the best of several rounds, by the name of the dtype.
-    """
+    """Measure a model's matrix products on this CPU, once per process: GFLOP/s by name of dtype."""
     hidden, intermediate = min(hidden, LARGEST_SIDE), min(intermediate, LARGEST_SIDE)
     shapes = [(intermediate, hidden), (hidden, intermediate), (hidden, hidden)]
     # Ones, because random numbers would come from the generator that the run seeds.

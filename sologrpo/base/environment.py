@@ -27,11 +27,8 @@ class RunEnvironment(Schema):
     """Describe `environment.json`: where a run was trained, and what a later `--resume` compares.
 
     Attributes:
-        prompt_date: shown by chat templates that show the date.
-        dtype: number format of the weights.
         gflops: rates of matrix products by dtype that it was chosen by, in GFLOP/s; empty if it was
             not measured.
-        fingerprints: of what the run is made from, by name.
         changes: of fingerprints that `--accept_changes` allowed, each with its step.
     """
 
@@ -49,11 +46,7 @@ class RunEnvironment(Schema):
 
 
 def read_environment(directory: Path) -> RunEnvironment | None:
-    """Read `environment.json` of a run; None if there is none.
-
-    Raises:
-        InputError: if the file is damaged.
-    """
+    """Read `environment.json` of a run; None if there is none."""
     path = directory / ENVIRONMENT
     return read_json(path, RunEnvironment) if path.exists() else None
 

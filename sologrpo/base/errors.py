@@ -54,12 +54,7 @@ LIBRARY_ERRORS = (
 def refusing(
     what: str = "", errors: tuple[type[Exception], ...] = LIBRARY_ERRORS
 ) -> Iterator[None]:
-    """Turn what a library raises for a setting or a file into one line.
-
-    Args:
-        what: names the setting or the file, if the library does not.
-        errors: that the library raises for them.
-    """
+    """Turn what a library raises into one line; `what` names the setting if it does not."""
     try:
         yield
     except InputError:

@@ -57,11 +57,7 @@ def recipes() -> dict[str, Path]:
 
 
 def find_config(name: str) -> Path:
-    """Find a config file by its path, or by the name of a recipe.
-
-    Raises:
-        InputError: if there is neither.
-    """
+    """Find a config file by its path, or by the name of a recipe."""
     if os.path.isfile(name):
         return Path(name)
     if name in recipes():
@@ -88,14 +84,7 @@ def describe_recipes(gibibytes: float) -> str:
 
 
 def check_name(name: str, what: str) -> str:
-    """Check that a text can be the name of a file or folder, and return it.
-
-    Args:
-        name: the text.
-        what: what it names, for the message.
-
-    Raises:
-        InputError: if it is empty, too long, hidden, looks like an option or leads elsewhere.
+    """Return a text that can be the name of a file or folder; `what` names it in the error.
 
     >>> check_name("../x", "--label")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -109,11 +98,7 @@ def check_name(name: str, what: str) -> str:
 
 
 def inside(folder: Path, *names: str) -> Path:
-    """Join names to a folder, to write or remove something there.
-
-    Raises:
-        InputError: if a link leads out of the folder.
-    """
+    """Join names to a folder, to write or remove something there; refuse a link that leads out."""
     path = folder.joinpath(*names)
     try:
         resolved = path.resolve()
@@ -126,11 +111,7 @@ def inside(folder: Path, *names: str) -> Path:
 
 
 def make_folder(folder: Path) -> Path:
-    """Make a folder and its parents, and check that files can be written there.
-
-    Raises:
-        InputError: if a file is in the way, or nothing can be written.
-    """
+    """Make a folder and its parents, and check that files can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

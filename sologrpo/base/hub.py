@@ -27,11 +27,8 @@ def check_hub(name: str) -> None:
     They would try every file of a model or data set six times, for a minute in all. It is asked
     once per process, through the client of `huggingface_hub`, which knows proxies and mirrors.
 
-    Args:
-        name: a name on the Hub, or a local path, for which there is nothing to do.
-
     Raises:
-        InputError: if it is neither.
+        InputError: if `name` is neither a local path nor has the form of a name on the Hub.
     """
     if Path(name).exists():
         return
@@ -73,10 +70,6 @@ def unreachable() -> str:
 
 def why_not_found(name: str, error: BaseException) -> str:
     """Explain why a name gives no model or data set: where it was looked for.
-
-    Args:
-        name: as the user wrote it.
-        error: of the library.
 
     Raises:
         InputError: for a local folder with a file that is missing or damaged.

@@ -12,16 +12,9 @@ from sologrpo.base.files import LOCK
 
 
 def lock_folder(folder: Path, other: str) -> FileLock | None:
-    """Keep other processes from writing to a folder; the system lifts the lock when this one ends.
+    """Keep other processes from writing to a folder; `other` tells the error what they do.
 
-    Args:
-        other: what the other process does, for the error.
-
-    Returns:
-        Lasts until it is released or forgotten; None where the file system has no locks.
-
-    Raises:
-        InputError: if another process holds the lock, or nothing can be written.
+    The lock lasts until it is released or forgotten; None where the file system has no locks.
     """
     lock = FileLock(folder / LOCK, is_singleton=True)
     try:
@@ -41,10 +34,7 @@ def lock_folder(folder: Path, other: str) -> FileLock | None:
 
 
 def is_locked(folder: Path) -> bool | None:
-    """Return whether a process holds the lock of a folder; None if that cannot be known.
-
-    The system lifts the lock when the process ends, however it ends.
-    """
+    """Return whether a process holds the lock of a folder; None if that cannot be known."""
     try:
         file = os.open(folder / LOCK, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):

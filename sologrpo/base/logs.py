@@ -41,8 +41,6 @@ class _Step(Schema):
 
 
 class _Row(_Step):
-    """A row of `metrics.jsonl`: the step, and values by metric."""
-
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float | None] = Field(init=False)
 
@@ -112,7 +110,6 @@ def read_completions(path: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Turn what pyarrow raises for a damaged or unfinished file into an `InputError`."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

@@ -34,13 +34,6 @@ def write_manifest(folder: Path, **facts: Any) -> None:
     """Flush every file of a finished folder to disk, and then write its manifest.
 
     Call it in one process, after all have written. Once it returns, older copies may be deleted.
-
-    Args:
-        folder: with subfolders, if any; a manifest in it is replaced.
-        facts: JSON values, recorded next to the files.
-
-    Raises:
-        OSError: if the disk is full or read-only.
     """
     listed = {}
     for path in sorted(folder.rglob("*")):
@@ -53,16 +46,9 @@ def write_manifest(folder: Path, **facts: Any) -> None:
 
 
 def damage(folder: Path, ignored: Collection[str] = ()) -> str | None:
-    """Name the first file that is missing or changed since the manifest was written.
+    """Name the first file that is missing or changed since the manifest was written, or None.
 
-    Files that the manifest does not list are not looked at.
-
-    Args:
-        folder: to check.
-        ignored: names of files that may change, such as a README.
-
-    Returns:
-        What is wrong, to follow the name of the folder and a comma; None if nothing is.
+    Files that the manifest does not list are not looked at. The text follows a folder and a comma.
     """
     path = folder / MANIFEST
     if not path.is_file():

@@ -60,15 +60,7 @@ Number = Annotated[float, BeforeValidator(as_number)]
 
 
 def parse(schema: type[T], value: Any, where: str | Path) -> T:
-    """Check a value against a schema.
-
-    Args:
-        schema: what the value should be.
-        value: of plain types, as a file or a command line gives it.
-        where: origin of the value, such as a path, for the message.
-
-    Raises:
-        InputError: for the first deviation: where, its key, what is there, what was expected.
+    """Check a value of plain types against a schema; `where` is its origin, for the message.
 
     >>> parse(dict[str, int], {"seed": True}, "a.yaml")
     Traceback (most recent call last):
@@ -148,11 +140,7 @@ def advising(advice: str) -> Iterator[None]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file.
-
-    Raises:
-        InputError: if it is missing, no regular file, or unreadable.
-    """
+    """Read a regular file; an `InputError` says why it cannot be read."""
     if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe might never end
         raise InputError(f"{path} is a folder or a device: give a regular file")
     try:
@@ -170,11 +158,7 @@ def looked_in(path: str | Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file, UTF-8 with or without the mark that Windows puts first.
-
-    Raises:
-        InputError: as `read_bytes`, or if it is empty or in another encoding.
-    """
+    """Read a text file, not empty; UTF-8, with or without the mark that Windows puts first."""
     content = read_bytes(path)
     if not content.strip():
         raise InputError(f"{path} is empty")
@@ -187,22 +171,14 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, schema: type[T]) -> T:
-    """Read a JSON file.
-
-    Raises:
-        InputError: if it cannot be read, is not JSON, names a key twice, or deviates.
-    """
+    """Read a JSON file; refuse a key that is named twice."""
     return parse(schema, parse_json(read_text(path), path), path)
 
 
 def read_json_lines(path: Path, schema: type[T], unfinished: bool = False) -> list[T]:
     """Read a file with one JSON value a line; empty lines are left out.
 
-    Args:
-        unfinished: leave out what follows the last line break: writing it was interrupted.
-
-    Raises:
-        InputError: as `read_json`; the message names the line.
+    `unfinished` leaves out what follows the last line break: writing it was interrupted.
     """
     if unfinished:
         text = read_bytes(path).rpartition(b"\n")[0].decode("utf-8", "replace")
@@ -218,11 +194,7 @@ def read_json_lines(path: Path, schema: type[T], unfinished: bool = False) -> li
 
 
 def parse_json(text: str, where: str | Path) -> Any:
-    """Parse JSON.
-
-    Raises:
-        InputError: if it is not JSON, is nested too deeply, or names a key twice.
-    """
+    """Parse JSON; refuse a key that is named twice, and deep nesting."""
     return _parsed(lambda: json.loads(text, object_pairs_hook=_unique), "JSON", where)
 
 
@@ -236,12 +208,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_yaml(path: Path, schema: type[T]) -> T:
-    """Read a YAML file of plain types.
-
-    Raises:
-        InputError: if it cannot be read, is not YAML, names a key twice, has a key other than text,
-            repeats a value by an alias, or deviates.
-    """
+    """Read a YAML file of plain types, without aliases; a key is text and named once."""
     text = read_text(path)
     # Of a text, PyYAML would quote lines in its errors, which may hold a secret.
     return parse(schema, _parsed(lambda: yaml.load(StringIO(text), _Loader), "YAML", path), path)

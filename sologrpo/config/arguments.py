@@ -225,10 +225,7 @@ class SoloGRPOConfig(GRPOConfig):  # type: ignore[misc]
             self.fp16: bool = default_dtype() is torch.float16
 
     def _check_optimizer_steps(self) -> None:
-        """Refuse incomplete groups or optimizer steps, and name the nearest sizes that work.
-
-        TRL refuses most of these too, but does not show the arithmetic or the fix.
-        """
+        """Refuse incomplete groups or optimizer steps, and name the nearest sizes that work."""
         if self.generation_batch_size is not None and self.steps_per_generation is not None:
             raise InputError(
                 f"generation_batch_size {self.generation_batch_size} and steps_per_generation "

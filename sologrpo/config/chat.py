@@ -29,14 +29,7 @@ class ChatArguments:
 
 
 def parse_chat(argv: Sequence[str]) -> EvaluationSettings:
-    """Parse the command line of a chat: the run, and how to ask.
-
-    Args:
-        argv: without the command's name.
-
-    Raises:
-        InputError: for an unknown option, or without a run.
-    """
+    """Parse the command line of a chat: the run, and how to ask."""
     (args,) = CheckedParser(ChatArguments, renamed=RENAMED).parse(argv)
     if not args.run:
         raise InputError("give --run runs/NAME")

@@ -68,7 +68,6 @@ def _no_as_text(value: Any) -> Any:
 
 
 def _as_list(value: Any) -> Any:
-    """Take a single entry as a list of one."""
     return value if value is None or isinstance(value, list | dict) else [value]
 
 
@@ -149,12 +148,7 @@ FILE_OR_DICT = ("deepspeed", "fsdp_config", "accelerator_config")
 
 
 def check_settings(values: Mapping[str, Any], where: Any, *classes: type) -> dict[str, Any]:
-    """Check settings by the types and rules of their keys.
-
-    Args:
-        values: by key; those that equal their default need no check.
-        where: origin of the values, for the message.
-        classes: dataclasses that declare the keys.
+    """Check settings by the types and rules of their keys, which `classes` declare.
 
     Returns:
         The values, as their types are: the number for the text `1e-6`, a list for a single entry.
@@ -193,7 +187,6 @@ def _schema(*classes: type) -> type[BaseModel]:
 
 
 def _type_of(setting: Setting[Any], hint: Any) -> Any:
-    """Join the type hint of a setting with the rule of its key."""
     rule = RULES.get(setting.name)
     if rule is None and "choices" in setting.metadata:
         rule = Literal[tuple(setting.metadata["choices"])]
@@ -213,7 +206,6 @@ def _type_of(setting: Setting[Any], hint: Any) -> Any:
 
 
 def _limited(hint: Any, rule: Any) -> Any:
-    """Limit the numbers and texts of a type hint."""
     kind = get_origin(hint) or hint
     if kind is float:
         return Annotated[float, BeforeValidator(as_number), rule or SCALE]

@@ -98,7 +98,6 @@ class PlannedEvaluation:
     Attributes:
         label: of the result under eval/.
         adapter: None for the base model alone.
-        data: the data, and its prompt.
         baseline: label of the result to compare with.
     """
 
@@ -117,8 +116,6 @@ class EvaluationSettings:
         variant: ends the labels: what is evaluated differs from the run's own data or prompt.
         given_label: replaces the label of the trained model.
         data: of the run, with what the command line replaces.
-        prompt_formats: to ask with, one after another.
-        trained_formats: those of the training.
         training_seed: None without a run.
     """
 
@@ -189,19 +186,11 @@ class EvaluationSettings:
 
 
 def _label_suffix(precision: str) -> str:
-    """Name a precision that is not the default."""
     return "" if precision == MERGED else f"-{precision}"
 
 
 def parse_evaluation(argv: Sequence[str]) -> EvaluationSettings:
-    """Parse the command line of an evaluation, and fill it from the run's config.
-
-    Args:
-        argv: without the command's name.
-
-    Raises:
-        InputError: for an unknown or contradictory option, or without a run and a model.
-    """
+    """Parse the command line of an evaluation, and fill it from the run's config."""
     (args,) = CheckedParser(EvaluationArguments, renamed=RENAMED).parse(argv)
     _check_evaluation(args)
     return fill_from_run(args)
@@ -270,11 +259,7 @@ def fill_from_run(args: EvaluationArguments) -> EvaluationSettings:
 
 
 def run_settings(directory: Path, names: Iterable[str]) -> dict[str, Any]:
-    """Read settings of a run, checked like a recipe; those that its config lacks are left out.
-
-    Raises:
-        InputError: if there is no run, or a setting deviates.
-    """
+    """Read settings of a run, checked like a recipe; those that its config lacks are left out."""
     saved = read_yaml(directory / RUN_CONFIG, dict[str, Any])
     taken = {name: saved[name] for name in names if name in saved}
     classes = (RunArguments, SoloGRPOConfig, ModelConfig)
@@ -282,7 +267,6 @@ def run_settings(directory: Path, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _read_run(directory: Path, trusted: bool) -> dict[str, Any]:
-    """Read what the config of a run decides."""
     checked = run_settings(directory, (*OF_MODEL, *OF_DATA, *OF_TRAINING))
     kernel = checked.get("attn_implementation") or ""
     if "/" in kernel and not trusted:  # transformers would run it
@@ -304,11 +288,7 @@ def _as_label(model: str) -> str:
 
 
 def _check_formats(args: EvaluationArguments, own: str, trained: Sequence[str]) -> list[str]:
-    """Return the prompt formats to ask with.
-
-    Raises:
-        InputError: for a list that cannot show whether the gain travels.
-    """
+    """Return the prompt formats to ask with; refuse those that cannot show if the gain travels."""
     if args.prompt_formats is None:
         return [args.prompt_format or own]
     names = args.prompt_formats
@@ -331,7 +311,6 @@ def _check_formats(args: EvaluationArguments, own: str, trained: Sequence[str]) 
 
 
 def _check_evaluation(args: EvaluationArguments) -> None:
-    """Refuse options that cannot work, or that would be ignored."""
     if args.label is not None:
         label = check_name(args.label, "--label").lower()
         if label.startswith(BASELINE) or label.endswith(".json"):  # tables are files in eval/

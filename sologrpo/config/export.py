@@ -69,12 +69,7 @@ class ExportArguments(ModelArguments):
 
 
 def parse_export(argv: Sequence[str]) -> tuple[EvaluationSettings, ExportArguments]:
-    """Parse the command line of an export, without the command's name.
-
-    Raises:
-        InputError: for an unknown or contradictory option, without a run and a model, or if there
-            is nothing to do.
-    """
+    """Parse the command line of an export, without the command's name."""
     (args,) = CheckedParser(ExportArguments, renamed=RENAMED).parse(argv)
     _check_flags(args)
     which = {field.name: getattr(args, field.name) for field in fields(ModelArguments)}
@@ -82,7 +77,6 @@ def parse_export(argv: Sequence[str]) -> tuple[EvaluationSettings, ExportArgumen
 
 
 def _check_flags(arguments: ExportArguments) -> None:
-    """Check that the export flags make sense together."""
     only_for_push = {
         "--what": arguments.what != WHATS[0],
         "--private": arguments.private,

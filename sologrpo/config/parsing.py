@@ -101,10 +101,7 @@ class CheckedParser(Parser):
 def parse_config(
     argv: Sequence[str] | None = None,
 ) -> tuple[RunArguments, SoloGRPOConfig, ModelConfig]:
-    """Parse `--config NAME` and `--key value` pairs.
-
-    Args:
-        argv: without the command's name; by default that of the process.
+    """Parse `--config NAME` and `--key value` pairs, by default those of the process.
 
     Raises:
         InputError: for an unreadable file, an unknown key, a value of the wrong type, or settings

@@ -18,15 +18,7 @@ def batch_arithmetic(args: SoloGRPOConfig) -> str:
 
 
 def check_fills_a_batch(args: SoloGRPOConfig, n_prompts: int) -> None:
-    """Refuse data that TRL would drop as an incomplete batch, training on nothing.
-
-    Args:
-        args: of the trainer.
-        n_prompts: rows to train on.
-
-    Raises:
-        InputError: if the data does not fill one generation batch.
-    """
+    """Refuse data that TRL would drop as an incomplete batch, training on nothing."""
     needed = prompts_of_a_batch(args)
     if n_prompts < needed:
         raise InputError(
@@ -41,10 +33,6 @@ def optimizer_steps(args: SoloGRPOConfig, n_prompts: int) -> int:
     """Count the optimizer steps of a run: `max_steps`, or those of its epochs.
 
     An epoch consists of complete generation batches; prompts left over are not used.
-
-    Args:
-        args: of the trainer.
-        n_prompts: rows to train on.
     """
     if args.max_steps > 0:
         return int(args.max_steps)

@@ -28,18 +28,11 @@ class Footprint:
     """Sizes of the policy.
 
     Attributes:
-        total: parameters of the base model.
-        trainable: parameters of the adapter.
-        weights_bytes: frozen weights on the device.
         adapter_bytes: adapter, its gradient and Adam's two moments, all in fp32.
         checkpoint_bytes: one `checkpoint-N/`.
-        merged_bytes: a copy of the weights with the adapter merged in, for sampling.
         sampled_token_bytes: keys and values per token, during sampling.
         trained_token_bytes: activations per token that all layers keep for the backward pass.
-        layers: decoder layers.
-        hidden_size: width of the model.
         number_bytes: bytes per number in the compute dtype.
-        vocabulary: entries of the LM head.
         context: tokens that the model was trained for; None if its config has no entry for it.
     """
 
@@ -69,12 +62,7 @@ class Footprint:
 
 
 def footprint(policy: PeftModel, model_args: ModelConfig) -> Footprint:
-    """Compute the sizes of a model that is built without its weights.
-
-    Args:
-        policy: of `build_policy`.
-        model_args: dtype and quantisation.
-    """
+    """Compute the sizes of a model that is built without its weights."""
     dtype = pick_dtype(model_args.dtype)
     config = policy.config.get_text_config()
     trainable = sum(p.numel() for p in policy.parameters() if p.requires_grad)
@@ -123,13 +111,7 @@ def _nf4_bytes(nested: bool) -> float:
 
 
 def disk_bytes(args: SoloGRPOConfig, size: Footprint, steps: int) -> int:
-    """Return the most bytes that a run keeps on disk: its checkpoints, and the adapter.
-
-    Args:
-        args: when to save, and how many checkpoints to keep.
-        size: of the policy.
-        steps: optimizer steps of the run.
-    """
+    """Return the most bytes that a run keeps on disk: its checkpoints, and the adapter."""
     if args.save_strategy == "no":
         saved = 0
     else:

@@ -28,7 +28,6 @@ class MemoryPlan:
     """Bytes by component. Sampling and training take turns, so only one of them is held at a time.
 
     Attributes:
-        weights: frozen weights.
         adapter: adapter, gradient and optimizer.
         merged: copy of the weights for sampling; not made where it does not fit.
         cache: keys and values of a generation batch, of a prompt once for all of its completions,
@@ -36,7 +35,6 @@ class MemoryPlan:
         packed: passes are made of as many rows as fit; otherwise they are TRL's micro-batches.
         step_tokens: tokens that the passes of an optimizer step compute.
         trained_tokens: tokens of the largest of these passes.
-        activations: kept by the layers for the backward pass.
         layer: added by the backward pass of one layer.
         logits: added by the backward pass of the LM head, which comes before those of the layers.
     """
@@ -68,21 +66,13 @@ class MemoryPlan:
         return self.held + self.training
 
     def sampling(self, free: int) -> tuple[int, int]:
-        """Return the bytes of the merged copy and of the cache that sampling takes.
-
-        Args:
-            free: bytes before the run.
-        """
+        """Return the bytes of the merged copy and of the cache; `free` is before the run."""
         left = max(0, free - self.held)
         merged = self.merged if self.merged <= FREE_SHARE * left else 0
         return merged, min(self.cache, int(FREE_SHARE * (left - merged)))
 
     def peak(self, free: int) -> int:
-        """Return the highest use of memory in a step, in bytes.
-
-        Args:
-            free: bytes before the run.
-        """
+        """Return the highest use of memory in a step, in bytes; `free` is before the run."""
         return max(self.held + sum(self.sampling(free)), self.needed)
 
 
@@ -99,13 +89,9 @@ def plan_memory(
     """Estimate memory for the longest prompts and completions that can occur.
 
     Args:
-        size: of the model.
-        args: of the trainer.
         prompt_lengths: tokens of each prompt.
         free: bytes that tensors can take.
         root_T: tokens that all prompts begin with.
-        packed: whether passes are packed; otherwise each computes a micro-batch, padded.
-        on_gpu: whether the run trains on a GPU, where Triton's kernels run.
     """
     prompt_T, completion_T = max(prompt_lengths), args.max_completion_length
     sampled = args.per_device_train_batch_size * args.steps_per_generation
@@ -161,17 +147,7 @@ def _passes(
 
 
 def memory_fix(plan: MemoryPlan, free: int, args: SoloGRPOConfig, four_bit: bool) -> str | None:
-    """Name the setting to change so that a run fits into memory.
-
-    Args:
-        plan: of the run.
-        free: bytes that tensors can take.
-        args: of the trainer.
-        four_bit: whether the weights are quantised.
-
-    Returns:
-        The change, or None if the run fits.
-    """
+    """Name the setting to change so that a run fits into memory; None if it fits."""
     if plan.needed <= free:
         return None
     if plan.packed and args.train_token_budget is not None:

@@ -28,12 +28,6 @@ def choose_number_format(
     neither is, a resumed run keeps the dtype that it recorded, and a new one takes the faster. On a
     GPU nothing is changed.
 
-    Args:
-        run: `resume` is used.
-        args: `bf16` and `mixed_precision` are set.
-        model_args: `dtype` is set.
-        policy: without weights, of `try_settings`; converted to the dtype.
-
     Returns:
         The GFLOP/s by dtype that decided, here or when the run was started; empty if none did.
     """

@@ -53,11 +53,6 @@ def print_plan(
 
     A dry run also prints the origin of each setting, and one rendered prompt.
 
-    Args:
-        train_dataset: rows with their `prompt`.
-        policy: without weights, of `try_settings`.
-        gflops: rates by dtype, of `choose_number_format`.
-
     Raises:
         InputError: if the data does not fill one generation batch, or a prompt is longer than the
             model's context.
@@ -95,8 +90,6 @@ def print_plan(
 
 @dataclass(frozen=True)
 class _Needs:
-    """Memory and disk that a run needs, and what is free on the device and for its output."""
-
     steps: int
     longest_prompt: int
     size: Footprint
@@ -162,7 +155,6 @@ def _plan_lines(
     lengths: Sequence[int],
     needs: _Needs,
 ) -> list[tuple[str, str]]:
-    """Describe a run in (label, text) pairs, without its device."""
     size, memory = needs.size, needs.memory
     quantised = "4-bit NF4" if model.load_in_4bit else "not quantised"
     peak = memory.peak(needs.free_memory)
@@ -195,7 +187,6 @@ def _plan_lines(
 
 
 def _shortages(needs: _Needs, args: SoloGRPOConfig, model: ModelConfig) -> Iterator[str]:
-    """Warn where disk, memory or context are too small for a run, each with a fix."""
     if needs.disk > needs.free_disk:
         yield (
             f"the run writes {gibibytes(needs.disk)}; the disk has {gibibytes(needs.free_disk)} "
@@ -217,7 +208,6 @@ def _shortages(needs: _Needs, args: SoloGRPOConfig, model: ModelConfig) -> Itera
 
 
 def _setting_lines(run: RunArguments, args: SoloGRPOConfig, model: ModelConfig) -> str:
-    """List the settings that are not TRL's defaults: key, value, origin."""
     values = resolved_config(run, args, model)  # with secrets hidden
     found = [item for item in run.origins.items() if item[0] in values]
     width = max(len(key) for key, _ in found)

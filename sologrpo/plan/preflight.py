@@ -1,9 +1,7 @@
 """Try the settings on objects without weights, with the code that will use them.
 
-TRL, transformers and PEFT check many settings only where they use them: after the model is loaded,
-or after the first completions. Here each is used before, on a dummy parameter, on a model without
-weights, and on a tiny one, so that whatever they refuse is refused in one line before anything is
-loaded or written.
+TRL, transformers and PEFT check many settings only after the model is loaded, or after the first
+completions. Here whatever they refuse is refused in one line, before anything is written.
 """
 
 import copy
@@ -58,20 +56,7 @@ def try_settings(
     model_args: ModelConfig,
     tokenizer: PreTrainedTokenizerBase,
 ) -> PeftModel:
-    """Use every setting once that the libraries would otherwise refuse late.
-
-    Args:
-        run: prompt format and rewards.
-        args: of the trainer.
-        model_args: model and adapter.
-        tokenizer: of the model.
-
-    Returns:
-        The policy, without weights.
-
-    Raises:
-        InputError: for the first setting that cannot work.
-    """
+    """Return the policy without weights; refuse what the libraries would refuse late."""
     policy = build_policy(model_args, args.trust_remote_code)
     _try_packages(args)
     swaps_adapters = args.use_vllm and run.trainer == "solo"
@@ -102,10 +87,6 @@ def try_settings(
 
 def build_policy(model_args: ModelConfig, trust_remote_code: bool = False) -> PeftModel:
     """Build the model with its adapter, without weights.
-
-    Args:
-        model_args: name, dtype, attention and adapter.
-        trust_remote_code: run the model's own code.
 
     Raises:
         InputError: if there is no such model, it is not a causal language model, its attention is
@@ -175,7 +156,6 @@ def _adapter_config(model_args: ModelConfig, model: PreTrainedModel) -> Any:
 
 
 def _check_names(key: str, entries: Iterable[str], names: Sequence[str]) -> None:
-    """Refuse entries that are not the end of one of the names."""
     for entry in entries:
         if not any(f".{name}".endswith(f".{entry}") for name in names):
             last = sorted({name.rpartition(".")[2] for name in names if not name[-1].isdigit()})
@@ -258,7 +238,6 @@ def sampling_config(args: SoloGRPOConfig) -> GenerationConfig:
 
 
 def _try_generation(args: SoloGRPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Sample from a tiny model, or build vLLM's parameters."""
     given = args.generation_kwargs or {}
     if args.use_vllm:  # vllm_generation.py:672
         parameters = import_module("vllm").SamplingParams

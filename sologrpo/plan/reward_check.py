@@ -16,11 +16,7 @@ from sologrpo.data.dataset import build_prompts, load_rows, prompt_format_of
 
 @one_line_errors
 def main(argv: Sequence[str]) -> None:
-    """Print the check of a run's rewards; exit with 1 if a check failed.
-
-    Args:
-        argv: as for `sologrpo train`.
-    """
+    """Print the check of a run's rewards; exit with 1 if a check failed."""
     quiet_libraries()
     report = check_run(argv)
     print(escaped(report.text()))
@@ -28,11 +24,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def check_run(argv: Sequence[str]) -> Report:
-    """Check the rewards of a run.
-
-    Args:
-        argv: ``--config NAME`` and ``--key value`` pairs, for example
-            ``["--config", "quickstart", "--rewards", "my_rewards:short"]``.
+    """Check the rewards of a run, whose command line is that of `sologrpo train`.
 
     Raises:
         InputError: for bad input, as in training.

@@ -17,14 +17,7 @@ LONG_RUN = 20  # steps; a run of more should save before its end
 def suspicious_settings(
     run: RunArguments, args: SoloGRPOConfig, steps: int, tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[str]:
-    """Warn about settings that are allowed but seldom intended, each with reason and fix.
-
-    Args:
-        run: prompt format and worked examples.
-        args: of the trainer.
-        steps: optimizer steps of the run.
-        tokenizer: counts the tokens of worked examples.
-    """
+    """Warn about settings that are allowed but seldom intended, each with reason and fix."""
     if args.trust_remote_code:
         yield (
             "trust_remote_code: code from the model's repository runs on this machine with your "

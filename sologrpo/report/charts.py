@@ -40,11 +40,7 @@ Curve = tuple[str, str, Points]  # metric, name in the legend, values by step
 def draw_chapters(
     metrics: Metrics, labels: dict[str, str]
 ) -> tuple[dict[str, list[Record]], list[str]]:
-    """Draw the charts by chapter; name those left out because they are zero at every step.
-
-    Args:
-        labels: what to call a reward instead of its name.
-    """
+    """Draw the charts by chapter; name those left out because they are zero at every step."""
     drawn: dict[str, list[Record]] = {}
     zero = []
     for chapter, panels in load_chapters().items():
@@ -99,12 +95,7 @@ def _line_chart(
     right: Points,
     validated: Mapping[int, float],
 ) -> Record:
-    """Draw curves over training steps.
-
-    Args:
-        right: points of the panel's metric on the right.
-        validated: number of problems of the validations, by step.
-    """
+    """Draw curves over training steps; `validated` has the number of problems by step."""
     styled = list(zip(curves, cycle(STYLES), strict=False))
     traces = [t for curve, style in styled for t in _traces(*curve, *style, panel.percent)]
     if panel.right and right:
@@ -185,7 +176,6 @@ def _xy(points: Points) -> dict[str, list[Any]]:
 
 
 def _chart(title: str, hint: str, traces: Iterable[go.Scatter], layout: Record) -> Record:
-    """Return what the template needs of one chart."""
     figure = go.Figure([*traces], {"margin": {"l": 8, "r": 8}, **layout})
     figure.update_layout(
         template="none",

@@ -106,9 +106,7 @@ class _Row(Schema):
 def read_groups(folder: Path, settings: Settings, notes: list[str]) -> Completions:
     """Read as many complete groups as fit on a page.
 
-    Args:
-        folder: `completions/` of a run directory.
-        notes: gets a line for each file that cannot be read; the trainer may be writing it.
+    `notes` gets a line for each file that cannot be read; the trainer may be writing it.
     """
     paths = sorted(folder.glob("*.parquet"), key=lambda path: (len(path.name), path.name))
     counts = {path: read_or_note(count_completions, path, 0, notes) for path in paths}
@@ -140,7 +138,6 @@ def _by_prompt(rows: Sequence[_Row]) -> list[list[_Row]]:
 
 
 def _describe(groups: Sequence[list[_Row]], settings: Settings) -> list[Group]:
-    """Return the groups as the page shows them, best advantage first."""
     prompts = [rows[0].prompt for rows in groups]
     frame = _frame([prompt for prompt in prompts if isinstance(prompt, str)])
     return [

@@ -133,7 +133,6 @@ def _choose(problems: Sequence[Problem], verdicts: Sequence[str]) -> Record:
 
 
 def _flags(record: records.Record) -> list[str]:
-    """List what the judge found in an answer."""
     flags = {
         "right": record.correct,
         "wrong": not record.correct,

@@ -1,10 +1,7 @@
 """Serve the report of a run on this machine, and make it again while the run trains.
 
-    sologrpo report --follow runs/x
-
-One address is answered: the page, which reloads itself. No file is served, other machines cannot
-connect, and a page of another site cannot read it: the name in a request must be that of this
-machine.
+One address is answered, no file is served, other machines cannot connect, and a page of another
+site cannot read it: the name in a request must be that of this machine.
 """
 
 import hashlib
@@ -35,11 +32,7 @@ PAUSE = 10  # times what the last page took: training keeps its cores
 
 
 def follow(run_dir: Path, port: int | None = None) -> None:
-    """Serve the report of a run until Ctrl-C. The run may begin later, end, and be resumed.
-
-    Raises:
-        InputError: if the port cannot be used, or something else than a folder has the name.
-    """
+    """Serve the report of a run until Ctrl-C. The run may begin later, end, and be resumed."""
     if run_dir.exists() and not run_dir.is_dir():
         raise InputError(f"{run_dir} is not a run directory: name one that train.py made, or will")
     with open_server(port) as server:
@@ -68,13 +61,9 @@ def open_server(port: int | None) -> "Server":
 
 
 def describe_state(run_dir: Path, metrics: Metrics, training: bool | None) -> Record:
-    """Describe what the run is doing.
+    """Describe what the run is doing: its `kind`, `title` and `text`.
 
-    Args:
-        training: as `is_locked` returns.
-
-    Returns:
-        `kind` (waiting, training, finished, stopped or unknown), `title` and `text`.
+    The kind is waiting, training, finished, stopped or unknown; `training` is of `is_locked`.
     """
     steps = steps_of_total(metrics)
     share = metrics.get("progress", [(0, 0.0)])[-1][1]

@@ -67,11 +67,7 @@ class Run:
 def read_run(run_dir: Path, evaluated_in: Path | None = None) -> Run:
     """Read a run directory, in which any file may be missing or unfinished.
 
-    Args:
-        evaluated_in: folder with `eval/`, if it is another one.
-
-    Raises:
-        InputError: if there is no such directory.
+    `evaluated_in` is the folder with `eval/`, if it is another one.
     """
     if not run_dir.is_dir():
         where = f"{run_dir}{looked_in(run_dir)}"

@@ -1,7 +1,7 @@
-"""Write `reward_curve.png` and `report.html` of a run directory.
+"""Write `reward_curve.png` and `report.html` of a run directory; it reads and writes files only.
 
-It reads and writes files only. The page is one file without outside resources. Model output reaches
-it only through an autoescaping template, and its content policy allows no other scripts.
+Model output reaches the page only through an autoescaping template, and its content policy allows
+no other scripts. The page is one file without outside resources.
 """
 
 import base64
@@ -33,13 +33,8 @@ FILTERS = (share, points, number, shorten, line)
 def write_report(run_dir: Path, folder: Path | None = None) -> Path:
     """Write `reward_curve.png` and `report.html`, and return the path of the page.
 
-    Any file of the run may be missing or unfinished; the page says so in that place.
-
-    Args:
-        folder: where the evaluations are and the page goes, if not the run directory.
-
-    Raises:
-        InputError: if there is no such directory.
+    Any file of the run may be missing or unfinished; the page says so in that place. `folder` is
+    where the evaluations are and the page goes, if not the run directory.
     """
     from sologrpo.report.reward_curve import draw_reward_curve  # loads matplotlib, at the end only
 
@@ -152,5 +147,4 @@ def _plotly() -> tuple[str, str]:
 
 
 def _hash(script: str) -> str:
-    """Return a script's hash as a content policy takes it."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
