@@ -24,7 +24,7 @@ from sologrpo.model.loading import load_tokenizer
 from sologrpo.model.merging import merged
 from sologrpo.sampling import decoding, shared_cache
 from sologrpo.sampling.decoding import Request, Sampled, can_generate_fast, generate_fast
-from sologrpo.sampling.shared_cache import cached_tokens, shared_beginning
+from sologrpo.sampling.shared_cache import cached_tokens
 from sologrpo.sampling.stopping import StopStrings
 from tiny import FAMILIES, SIZES, with_adapter
 
@@ -335,10 +335,3 @@ def test_cached_tokens_grow_with_the_rows(prompts: Prompts, new_tokens: int) -> 
     assert len(counts) == len(prompts)
     assert all(b - a >= new_tokens for a, b in pairwise(counts))
     assert counts[-1] <= len(prompts) * (max(map(len, prompts)) + new_tokens)
-
-
-def test_shared_beginning_leaves_a_token_to_each() -> None:
-    assert shared_beginning([[1, 2, 3]]) == 0
-    assert shared_beginning([[1, 2, 3], [1, 2]]) == 1
-    assert shared_beginning([[1, 2, 3], [1, 2, 4]]) == 2
-    assert shared_beginning([[1, 2], [3, 2]]) == 0
