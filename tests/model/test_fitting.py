@@ -63,16 +63,10 @@ def test_an_8b_model_in_16_bits(
         assert said == f"15.0 GiB of weights and a cache do not fit into {free} GiB"
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB"),
-        MemoryError(),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"),
-    ],
-)
 @pytest.mark.parametrize("refused", [False, True])
-def test_out_of_memory_is_one_line(error: Exception, refused: bool) -> None:
+def test_out_of_memory_is_one_line(refused: bool) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+
     def fail() -> None:
         with explaining_out_of_memory("buy more"):
             if refused:

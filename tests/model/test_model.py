@@ -10,12 +10,11 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from trl import ModelConfig
 
 from digits import digit_share
 from sologrpo.base.device import default_dtype
-from sologrpo.base.errors import InputError
 from sologrpo.config.arguments import SoloGRPOConfig
 from sologrpo.model.loading import (
     keep_trainable_in_fp32,
@@ -145,15 +144,6 @@ def test_hooks_on_the_embedding_do_not_pile_up(tiny_llama: Path, tmp_path: Path)
     trainer.train()
     assert trainer.state.global_step > 2
     assert input_hooks(trainer.model) == 1
-
-
-def test_transformers_still_forgets_its_hooks(tiny_llama: Path) -> None:
-    # When this fails, `keep_one_input_hook` can go.
-    model = AutoModelForCausalLM.from_pretrained(tiny_llama)
-    for _ in range(3):
-        model.gradient_checkpointing_enable()
-        model.gradient_checkpointing_disable()
-    assert input_hooks(model) == 3
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -323,24 +313,3 @@ def test_pick_dtype_by_device(
     assert default_dtype() is expected
     assert pick_dtype("auto") is expected
     assert pick_dtype(None) is expected
-
-
-def test_pick_dtype_by_name() -> None:
-    for name in ("float32", "bfloat16", "float16"):
-        assert pick_dtype(name) is getattr(torch, name)
-
-
-def test_unknown_model_names_a_way_that_works() -> None:
-    for load in (load_tokenizer, lambda name: load_base_model(ModelConfig(name))):
-        with pytest.raises(InputError, match=r"'nobody/nothing'.*local folder works") as caught:
-            load("nobody/nothing")
-        assert "\n" not in str(caught.value)
-
-
-def test_model_that_does_not_fit(monkeypatch: pytest.MonkeyPatch, tiny_llama: Path) -> None:
-    def fail(*args: Any, **kwargs: Any) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
-    with pytest.raises(InputError, match=r"does not fit into memory .*smaller model"):
-        load_nf4(tiny_llama)

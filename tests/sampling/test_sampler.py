@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 
 from sologrpo.base.errors import InputError, RunError
 from sologrpo.model.loading import load_tokenizer
-from sologrpo.model.merging import merged, merged_bytes
+from sologrpo.model.merging import merged_bytes
 from sologrpo.sampling import sampler as sampler_module
 from sologrpo.sampling.decoding import Request, Sampled, generate_fast
 from sologrpo.sampling.sampler import (
@@ -34,7 +34,6 @@ from sologrpo.sampling.stopping import StopStrings
 from tiny import rows, with_adapter
 
 G = 4
-FAMILIES = ["tiny_llama", "tiny_qwen"]
 
 
 def request_of(path: Path, n_prompts: int = 4, new_tokens: int = 24, **settings: Any) -> Request:
@@ -80,38 +79,6 @@ def said_by(logger: str, caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 # -- log-probs ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("settings", [{}, {"temperature": 0.6}, {"top_k": 5, "temperature": 1.4}])
-def test_log_probs_of_the_loop(settings: dict[str, Any], tiny_llama: Path) -> None:
-    model, asked = with_adapter(tiny_llama), request_of(tiny_llama, **settings)
-    torch.manual_seed(1)
-    sampled = generate_fast(model, asked, with_log_probs=True)
-    mask = asked.mask_of(sampled.completion_ids)
-    assert len(set(mask.sum(dim=1).tolist())) > 2  # rows left the batch at different tokens
-    score = scorer(model, settings.get("temperature", 1.0))
-    expected = score(
-        torch.cat([asked.input_ids, sampled.completion_ids], dim=1),
-        torch.cat([asked.attention_mask, mask], dim=1),
-        sampled.completion_ids.size(1),
-    )
-    assert sampled.log_probs is not None
-    found = sampled.log_probs[mask.bool()]
-    torch.testing.assert_close(found, expected[mask.bool()], rtol=0, atol=1e-4)
-    # Asking for them changes nothing about what is sampled.
-    torch.manual_seed(1)
-    assert torch.equal(generate_fast(model, asked).completion_ids, sampled.completion_ids)
-
-
-def test_mask_ends_with_the_end_token_or_the_stop_string(tiny_llama: Path) -> None:
-    asked = request_of(tiny_llama)
-    tokenizer = load_tokenizer(str(tiny_llama))
-    stop, end = tokenizer.convert_tokens_to_ids("7"), tokenizer.eos_token_id
-    asked = replace(asked, stops=StopStrings(tokenizer, ["7"]))
-    ids = torch.tensor(
-        [[90, end, 0, end], [90, 91, 92, 93], [stop, 90, 91, end], [end, stop, 0, 0]]
-    )
-    assert asked.mask_of(ids).tolist() == [[1, 1, 0, 0], [1] * 4, [1, 0, 0, 0], [1, 0, 0, 0]]
 
 
 # -- the rule ------------------------------------------------------------------------
@@ -263,16 +230,6 @@ def test_merged_weights_that_do_not_work_are_not_used(
     assert fix == "sampling_engine: adapter"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_engines_agree_greedily(family: str, request: pytest.FixtureRequest) -> None:
-    path = request.getfixturevalue(family)
-    model, asked = with_adapter(path), request_of(path, do_sample=False)
-    adapter = generate_fast(model, asked).completion_ids
-    with merged(model):
-        assert torch.equal(generate_fast(model, asked).completion_ids, adapter)
-    assert len(set(asked.mask_of(adapter).sum(dim=1).tolist())) > 1
-
-
 # -- batches and memory ---------------------------------------------------------------------------
 
 
@@ -326,16 +283,6 @@ def test_batches_are_whole_groups(tiny_llama: Path, batches: list[int]) -> None:
         assert batches == sizes
         assert torch.equal(parts, whole)  # batches change no greedy completion
     assert rows_of_whole_groups([6, 7], 5) == 5  # no group fits
-
-
-def test_one_batch_is_what_the_loop_samples(tiny_llama: Path) -> None:
-    model, asked = with_adapter(tiny_llama), request_of(tiny_llama)
-    sampled = sample(model, asked, seed=7)
-    torch.manual_seed(7)
-    with merged(model):
-        alone = generate_fast(model, asked)
-    assert torch.equal(alone.completion_ids, sampled.completion_ids)
-    assert sampled.log_probs is None
 
 
 def test_batches_sample_the_same_distribution(tiny_llama: Path) -> None:

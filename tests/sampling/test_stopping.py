@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from test_generation import load, ragged_prompts
 from tokenizers import Tokenizer, decoders, models
 from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.generation import StopStringCriteria
 
 from sologrpo.base.errors import InputError
 from sologrpo.sampling.decoding import LEAVE_BELOW, Request, generate_fast
@@ -159,24 +158,6 @@ def test_what_the_last_tokens_alone_would_get_wrong(
     assert StopStrings(byte_fallback(), [string]).length(ids) == (len(ids) if ends else None)
 
 
-def test_every_row_ends_on_its_own() -> None:
-    tokenizer = byte_level()
-    rows = {
-        "4</answer>": True,
-        "</answer>>": True,  # ">>" is one token
-        "444</answer": False,
-        "</answer>4": False,  # it ended a token ago
-        "<answer>": False,
-        "4444444>": False,
-        "<|im_start|>": False,
-    }
-    ids = [tokenizer(text)["input_ids"] for text in rows]
-    four = tokenizer.convert_tokens_to_ids("4")
-    width = max(map(len, ids))
-    padded = torch.tensor([[four] * (width - len(row)) + row for row in ids])
-    assert StopStrings(tokenizer, ["</answer>"]).ended(padded).tolist() == list(rows.values())
-
-
 def test_without_stop_strings_nothing_ends_or_is_cut() -> None:
     stops = StopStrings(byte_level(), ())
     ids = byte_level()("4</answer>\n\n\n")["input_ids"]
@@ -188,39 +169,6 @@ def test_without_stop_strings_nothing_ends_or_is_cut() -> None:
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(InputError, match="must not be empty"):
         StopStrings(byte_level(), ["</answer>", ""])
-
-
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
-        ("4</answer>", "4</answer>"),
-        ("4</answer>>", "4</answer>"),
-        ("4</answer>\n\n\n", "4</answer>"),
-        ("4\n\n\n\n</answer>", "4\n\n\n"),
-        ("4</answer", "4</answer"),
-        ("", ""),
-    ],
-)
-def test_the_text_ends_with_the_stop_string_that_is_complete_first(text: str, kept: str) -> None:
-    for strings in (["\n\n\n", "</answer>"], ["</answer>", "\n\n\n"]):
-        assert StopStrings(byte_level(), strings).cut(text) == kept
-
-
-@TOKENIZERS
-def test_special_tokens_are_no_text_where_transformers_takes_them_for_it(
-    make: Callable[[], PreTrainedTokenizerBase],
-) -> None:
-    tokenizer = make()
-    special = tokenizer.eos_token_id
-    spelt = tokenizer("</answer>", add_special_tokens=False)["input_ids"]
-    broken = [*spelt[:2], special, *spelt[2:]]
-    assert decode(tokenizer, broken) == "</answer>"
-    assert StopStrings(tokenizer, ["</answer>"]).length(broken) == len(broken)
-    assert not StopStringCriteria(tokenizer, ["</answer>"])(torch.tensor([broken]), None).item()
-    assert StopStrings(tokenizer, [tokenizer.eos_token]).length([special]) is None
-    assert StopStringCriteria(tokenizer, [tokenizer.eos_token])(
-        torch.tensor([[special]]), None
-    ).item()
 
 
 def test_the_same_for_vllm() -> None:

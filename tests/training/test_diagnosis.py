@@ -223,14 +223,6 @@ def log(callback: Diagnosis, step: int, **logs: Any) -> None:
     callback.on_log(ARGS, state, None, logs)
 
 
-def test_each_topic_is_said_once_in_one_line() -> None:
-    callback, shown = diagnosis()
-    for step in (1, 2):
-        log(callback, step, reward=0.0, **{"completions/clipped_ratio": 1.0})
-    (line,) = shown.getvalue().splitlines()
-    assert line.startswith("warning  step 1: every completion of the first batch was cut off at 64")
-
-
 def test_warnings_are_written_for_the_report() -> None:
     callback, shown = diagnosis()
     for step in (3, 4):

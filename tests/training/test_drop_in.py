@@ -524,15 +524,3 @@ def test_resuming_from_a_checkpoint_of_stock_trl(
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 2
     assert "not written by SoloGRPOTrainer" in caplog.text
-
-
-def test_unsupported_combinations_are_refused_as_in_trl(tiny_llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="must match"):
-        build(
-            tiny_llama, config(tmp_path), reward_funcs=[reward_model, reward_model],
-            reward_processing_classes="tokenizer",
-        )  # fmt: skip
-    with pytest.raises(ValueError, match="No reward source"):
-        build(tiny_llama, config(tmp_path), reward_funcs=None)
-    with pytest.raises(TypeError, match="unexpected keyword"):
-        build(tiny_llama, config(tmp_path), dataset=plain_rows)

@@ -147,21 +147,6 @@ def test_flex_attention_along_the_tree_is_the_same(batch: Batch) -> None:
     torch.testing.assert_close(ours, flex, atol=1e-5, rtol=1e-5)
 
 
-def test_a_part_that_is_left_out_would_be_found(model: PreTrainedModel) -> None:
-    batch = batch_of([[5, 6, 7, 8], [5, 6, 9, 8]], [[10, 11, 12], [13, 14]])
-    expected = row_by_row(model, batch)
-    tree_of = TokenTree.of
-
-    class Damaged(TokenTree):
-        @property
-        def parts(self) -> Any:  # type: ignore[override]
-            return super().parts[:-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TokenTree, "of", lambda *args: Damaged(**vars(tree_of(*args))))
-        assert not torch.allclose(at_once(model, batch), expected, atol=1e-3)
-
-
 @settings(deadline=None)
 @given(batches(), st.integers(1, 200), st.booleans())
 def test_packing_keeps_every_row_once_and_the_budget(
