@@ -299,44 +299,6 @@ def test_both_models_answer_under_every_prompt(
     assert table["verdict"] in " ".join(printed.stdout.split())
 
 
-def test_one_other_prompt_has_its_own_labels(evaluate: Run, run_plain: Path) -> None:
-    mine = ("--prompt_formats", "xml,boxed", "--label", "mine")
-    assert evaluate("--run", run_plain, *mine).code == 0
-    assert folders(run_plain) == ["baseline", "baseline-boxed", "mine", "mine-boxed"]
-    table = read(run_plain / "eval" / "prompt_formats-mine.json")
-    assert [row["label"] for row in table["prompt_formats"].values()] == ["mine", "mine-boxed"]
-    answers = (run_plain / "eval/mine-boxed/records.jsonl").read_bytes()
-    own = (run_plain / "eval/baseline/records.jsonl").read_bytes()
-
-    assert evaluate("--run", run_plain, "--prompt_format", "boxed").code == 0
-    assert "trained-boxed" in folders(run_plain)
-    assert "trained" not in folders(run_plain)
-    assert (run_plain / "eval/trained-boxed/records.jsonl").read_bytes() == answers
-    assert (run_plain / "eval/baseline/records.jsonl").read_bytes() == own
-    assert read(run_plain / "eval/trained-boxed/results.json")["baseline"] == "baseline-boxed"
-
-
-def test_another_split_overwrites_nothing(evaluate: Run, run_plain: Path, data: Path) -> None:
-    write_rows(data / "test_unseen.jsonl", rows(5, offset=30))
-    formats = ("--run", run_plain, "--prompt_formats", "xml", "boxed")
-    assert evaluate(*formats).code == 0
-    before = {path: path.read_bytes() for path in run_plain.glob("eval/**/*") if path.is_file()}
-    other = ("--dataset_test_split", "test_unseen")
-    assert evaluate(*formats, *other).code == 0
-    assert {path: path.read_bytes() for path in before} == before
-    assert set(folders(run_plain)) == {
-        f"{model}{split}{asked}"
-        for model in ("baseline", "trained")
-        for split in ("", "-test_unseen")
-        for asked in ("", "-boxed")
-    }
-    table = read(run_plain / "eval" / "prompt_formats-test_unseen.json")
-    assert (table["n"], table["split"]) == (5, "test_unseen")
-    assert [row["label"] for row in table["prompt_formats"].values()] == [
-        "trained-test_unseen", "trained-test_unseen-boxed"
-    ]  # fmt: skip
-
-
 def test_formats_are_resumed_after_a_kill_between_them(
     evaluate: Run, server: Server, run_plain: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -396,7 +358,6 @@ def test_formats_of_a_base_model_without_a_chat_template(
     ("flags", "labels"),
     [
         ([], ["trained", "baseline"]),
-        (["--prompt_format", "xml"], ["trained", "baseline"]),
         (["--prompt_format", "boxed"], ["trained-boxed", "baseline-boxed"]),
         (["--dataset_test_split", "b[:9]"], ["trained-b-9-", "baseline-b-9-"]),
         (["--dataset_name", "some/where"], ["trained-where", "baseline-where"]),

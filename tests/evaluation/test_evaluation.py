@@ -18,7 +18,6 @@ from sologrpo.config.evaluation import EvaluationSettings, parse_evaluation
 from sologrpo.data.dataset import build_prompts, prompt_token_ids, render_prompt
 from sologrpo.evaluation.answer import (
     VALIDATION_SCORES,
-    Questions,
     evaluate_greedily,
     generate_records,
 )
@@ -86,14 +85,6 @@ def test_records_follow_the_rows_and_the_completions(
     kinds = {name: scores.pop(f"accuracy/{name}") for name in ("add", "subtract")}
     assert kinds == {name: group["accuracy"] for name, group in summary["by_kind"].items()}
     assert scores == {name: summary[name] for name in VALIDATION_SCORES}
-
-
-def test_problems_of_a_plain_text_format(tokenizer: PreTrainedTokenizerBase) -> None:
-    plain = build_prompts(Dataset.from_list(rows(2)), RunArguments(prompt_format="r1_zero"))
-    first, _ = Questions.of(plain, tokenizer).problems
-    assert first.prompt.endswith("<think>")
-    assert first.prompt_format == "r1_zero"
-    assert first.kind == "add"
 
 
 def task(

@@ -191,16 +191,6 @@ def change_gap(folder: Path, **changes: float) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
-def test_second_call_reuses_a_saved_model(
-    export: Export, copied: tuple[Path, Path], hub: HubStandIn
-) -> None:
-    printed = export("--save_merged", copied[0], "--push_to_hub", "mine", "--what", "merged")
-    assert printed.code == 0, printed
-    assert set(hub.repositories["ana/mine"].files) == MODEL_FILES
-    assert f"pushed    {hub.endpoint}/ana/mine/commit/" in printed.stdout
-    assert "# mine" in (copied[0] / "README.md").read_text(encoding="utf-8")
-
-
 def test_a_damaged_model_is_neither_reused_nor_pushed(
     export: Export, copied: tuple[Path, Path], hub: HubStandIn
 ) -> None:

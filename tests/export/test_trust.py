@@ -2,7 +2,6 @@
 
 import ast
 import json
-import os
 import shutil
 from dataclasses import fields
 from functools import partial

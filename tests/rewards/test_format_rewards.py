@@ -20,8 +20,6 @@ GOOD = "<thinking>\n9 * 2 = 18\n</thinking>\n<answer>\n18\n</answer>"
     [
         (GOOD, "the template"),
         (GOOD.replace("9 * 2", "line one\nline two\n\n"), "several lines of reasoning"),
-        (GOOD.replace("9 * 2", "  spaces  "), "spaces inside"),
-        (GOOD.replace("18\n</answer>", "no number\n</answer>"), "the content is not judged"),
         ("<thinking>\n\n</thinking>\n<answer>\n\n</answer>", "empty, but every line is there"),
         (GOOD.replace("9 * 2", "<think> is another tag"), "another tag inside"),
         (GOOD.replace("9 * 2", "\ud800\x00"), "odd characters inside"),
@@ -55,19 +53,15 @@ def test_strict_format_accepts(text, note):
         (GOOD.replace("</thinking>\n", "</thinking>\n\n"), "a blank line between the blocks"),
         (GOOD.replace("</thinking>\n", "</thinking>\nso\n"), "text between the blocks"),
         (GOOD.replace("<answer>\n", "<answer>"), "answer on one line"),
-        (GOOD.replace("\n</answer>", "</answer>"), "answer on one line"),
         (GOOD.replace("\n", "\r\n"), "Windows line ends"),
         (GOOD.replace("\n", " "), "spaces for newlines"),
         (GOOD.replace("thinking", "think"), "another tag"),
         (GOOD.replace("thinking", "Thinking"), "capitals"),
-        (GOOD.replace("answer", "ANSWER"), "capitals"),
         (GOOD.replace("<answer>", "<answer >"), "white space in a tag"),
         (GOOD.removesuffix("</answer>"), "truncated"),
-        (GOOD.removesuffix(">"), "truncated"),
         (GOOD.removeprefix("<thinking>\n"), "no open tag"),
         ("<answer>\n18\n</answer>\n<thinking>\n9 * 2\n</thinking>", "in the wrong order"),
         ("<thinking>\n</thinking>\n<answer>\n\n</answer>", "one newline does for two"),
-        ("<thinking>\n\n</thinking>\n<answer>\n</answer>", "one newline does for two"),
     ],
 )
 def test_strict_format_refuses(text, note):
@@ -81,8 +75,6 @@ def test_strict_format_refuses(text, note):
         (GOOD, False, 0.0),
         (GOOD + " \n\t\u3000", False, 0.0),
         (GOOD + "x", True, -0.5),
-        (GOOD + "\n\n.", True, -0.5),
-        (GOOD + "<answer>", True, -0.5),
         (GOOD + "\x00", True, -0.5),
         ("<answer>18</answer> text <answer>18</answer>", False, 0.0),
         ("</answer>", False, 0.0),
@@ -137,7 +129,6 @@ def test_integer_needs_a_single_element_outside_the_reasoning(text, integer):
         ("xml", "<thinking>\n9\n</thinking>\n<answer>\n18\n</answer>", True),
         ("xml", "9 </think> <answer> 18 </answer>", False),
         ("r1_zero", " 9 * 2 = 18 </think> <answer> 18 </answer>", True),
-        ("r1_zero", " 9 * 2 = 18 </think>\n<answer>18</answer>\n", True),
         ("r1_zero", " 9 </think> so <answer> 18 </answer>", False),
         ("r1_zero", " 9 </think> <answer> 18 </answer> Done", False),
         ("r1_zero", " 9 </think> <answer> 18", False),
@@ -148,7 +139,6 @@ def test_integer_needs_a_single_element_outside_the_reasoning(text, integer):
         ("boxed", r"\boxed{9} times 2 is \boxed{18}.", True),
         ("boxed", r"\boxed{17}, \boxed{18}", False),
         ("boxed", "18", False),
-        ("boxed", "", False),
     ],
 )
 def test_asked_format(prompt_format, text, expected):

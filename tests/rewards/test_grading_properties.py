@@ -13,7 +13,6 @@ from rewards.grading import (
     is_correct,
     judge,
     lenient_is_correct,
-    visible_text,
 )
 from rewards.values import MAX_TEXT, read_value
 from sologrpo.prompts import PROMPT_FORMATS
@@ -118,12 +117,6 @@ def test_a_second_answer_never_helps(first, second, prompt_format):
     if prompt_format == "lm_eval":
         hedge = f"#### {first}\n#### {second}"
     assert is_correct(hedge, f"#### {first}", prompt_format) is (first == second)
-
-
-@given(any_text | tag_soup)
-def test_what_is_visible_is_never_more_than_what_was_written(text):
-    for prompt_format in PROMPT_FORMATS:
-        assert len(visible_text(text, prompt_format).replace("<reasoning>", "")) <= len(text)
 
 
 # --- speed --------------------------------------------------------------------------------------

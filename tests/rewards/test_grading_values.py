@@ -4,7 +4,7 @@
 import pytest
 
 from rewards.grading import extract_answer, is_correct
-from rewards.values import holds_number, numbers_in, read_integer, read_value
+from rewards.values import read_value
 
 WRAP = {
     "xml": "<thinking>\n9 * 2\n</thinking>\n<answer>{}</answer>",
@@ -266,29 +266,3 @@ def test_extracted_numbers_are_canonical():
     assert extract_answer("<answer>1e3</answer>", "xml") == "1000"
     assert extract_answer("<answer>-.050</answer>", "xml") == "-0.05"
     assert extract_answer("<answer>5e-1</answer>", "xml") == "0.5"
-
-
-@pytest.mark.parametrize("text", ["12,00", "1,2", "", "-", "1.0", "$5", "1 200", "0x1", "five"])
-def test_integers_are_strict(text):
-    assert read_integer(text) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("16 - 3 = 13, and 13 * 2 = 26.", {"16", "3", "13", "2", "26"}),
-        ("it is -5, not $1,200.50", {"-5", "1200.5"}),
-        ("eighteen eggs, twenty-one hens", {"18", "21"}),
-        ("version v2", set()),
-        ("none", set()),
-        ("9" * 5_000, {"9" * 5_000}),
-    ],
-)
-def test_numbers_in_running_prose(text, values):
-    assert {str(number) for number in numbers_in(text)} == values
-
-
-def test_holds_number():
-    assert holds_number("it is Seven")
-    assert holds_number("a7")
-    assert not holds_number("someone often")

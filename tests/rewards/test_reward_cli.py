@@ -66,12 +66,6 @@ def test_says_why_an_answer_is_wrong():
     assert scores["last number"].startswith("right")
 
 
-def test_scores_a_users_own_reward():
-    scores = table(run("score", "--gold", "18", "--reward", "rewards.format:strict_format", "18"))
-    assert scores["strict_format"] == "-1"
-    assert "trailing_text" not in scores
-
-
 @pytest.mark.parametrize(
     "arguments", [["list"], ["score", "--gold", "18", "<answer>18</answer>"], ["--help"]]
 )

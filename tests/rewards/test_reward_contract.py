@@ -1,8 +1,6 @@
 """The contract of every built-in reward, and its scores."""
 
 import pickle
-import subprocess
-import sys
 
 import pytest
 
@@ -12,8 +10,6 @@ from rewards.correctness import answer_correctness, gsm8k_weighted
 
 GOOD = "<thinking>\n9 * 2 = 18\n</thinking>\n<answer>\n18\n</answer>"
 TEXTS = [GOOD, "18", "<answer>18</answer> Bye.", r"\boxed{18}", "", "\ud800"]
-GOLDS = ["#### 18"] * len(TEXTS)
-IDS = [[7] * 60] * len(TEXTS)
 
 
 def call(reward, completions, **columns):
@@ -77,15 +73,12 @@ def test_an_unknown_prompt_format_is_not_taken_for_a_missing_gold():
 @pytest.mark.parametrize(
     ("completion", "text"),
     [
-        ("18", "18"),
         ([], ""),
-        (as_chat("18"), "18"),
         ([{"role": "assistant", "content": "17"}, {"role": "assistant", "content": "18"}], "18"),
         ([{"role": "assistant", "content": None, "tool_calls": []}], ""),
         ([{"role": "assistant"}], ""),
         ([{"content": [{"type": "text", "text": "1"}, {"type": "text", "text": "8"}]}], "18"),
         ([{"content": [{"type": "image"}, {"type": "text", "text": "18"}]}], "18"),
-        ([{"content": []}], ""),
     ],
 )
 def test_text_of(completion, text):
@@ -111,12 +104,10 @@ def test_answer_correctness_follows_the_column_of_formats():
         ("so </think> \\boxed{18}", "r1_zero", 1.0),
         ("so </think> \\boxed{17}", "r1_zero", 0.2),
         ("so </think> 18", "r1_zero", 0.1),
-        ("so 18", "r1_zero", 0.1),
         ("so \\boxed{18}", "r1_zero", 0.1),
         ("so <answer>18</answer>", "r1_zero", 0.1),
         ("so <answer>18</answer>", "xml", 1.0),
         ("so <answer>18</answer>", "boxed", 0.1),
-        ("so \\boxed{18}", "boxed", 1.0),
         ("so \\boxed{18}", "xml", 1.0),
         ("<answer>18</answer> \\boxed{17}", "xml", 1.0),
         ("<answer>18</answer><answer>17</answer>", "xml", 0.2),
@@ -162,12 +153,3 @@ def test_the_reason_of_each_verdict_is_logged(name):
     assert wrong == "17 is not the gold answer 18"
     assert none.startswith("no ")
     assert "gold answer" in no_gold
-
-
-def test_importing_rewards_imports_nothing_heavy():
-    code = (
-        "import sys, rewards, rewards.command\n"
-        "heavy = {'torch', 'trl', 'numpy', 'transformers', 'datasets', 'pydantic'}\n"
-        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

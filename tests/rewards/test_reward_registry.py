@@ -69,16 +69,13 @@ def test_an_async_reward_stays_async():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("strict_fromat", "did you mean 'strict_format'"),
         ("strict_fromat", "sologrpo rewards"),
-        ("qwertyuiop", "unknown reward 'qwertyuiop'"),
         ("", "unknown reward"),
         ("no_such_module:reward", "cannot import 'no_such_module'"),
         ("broken_rewards:x", "SyntaxError"),
         ("missing_rewards:x", "no_such_package_anywhere"),
         (":x", "cannot import ''"),
         ("own_rewards:my_rewrad", "did you mean 'my_reward'"),
-        ("own_rewards:", "has no function ''"),
         ("own_rewards:GREETING", "has no function 'GREETING'"),
         ({"own_rewards:my_reward": {"bnous": 2}}, "no parameter 'bnous'; it takes: bonus"),
         ({"own_rewards:my_reward": {"completions": []}}, "no parameter 'completions'"),
@@ -87,9 +84,6 @@ def test_an_async_reward_stays_async():
         ({"trailing_text": {"weight": 2}}, "it takes: none"),
         ({"strict_format": 3}, "write a reward as a name or"),
         ({"a": {}, "b": {}}, "write a reward as a name or"),
-        ({}, "write a reward as a name or"),
-        (3, "write a reward as a name or"),
-        (None, "write a reward as a name or"),
     ],
 )
 def test_mistakes_are_one_line(spec, message):
@@ -102,14 +96,6 @@ def test_mistakes_are_one_line(spec, message):
 def test_a_name_listed_twice():
     with pytest.raises(ValueError, match="listed twice"):
         load_rewards(["strict_format", {"strict_format": {}}])
-
-
-def test_every_reward_says_what_it_scores():
-    for reward in REWARDS.values():
-        first, *rest = inspect.getdoc(reward).splitlines()
-        assert len(first) < 100
-        assert any(line.startswith(">>>") for line in rest)
-        assert any("Source:" in line or "recipe" in line for line in [first, *rest])
 
 
 @pytest.mark.parametrize("name", ["my_reward", "my_async_reward", "my_judge"])

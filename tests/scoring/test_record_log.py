@@ -13,7 +13,6 @@ from sologrpo.scoring.records import (
     RecordLog,
     judge_answer,
     make_record,
-    read_unfinished,
 )
 
 SETTINGS = {"seed": 0, "limit": 4}
@@ -36,29 +35,6 @@ def write_log(folder: Path) -> RecordLog:
     for batch in BATCHES:
         log.append(batch, 1.5)
     return log
-
-
-def test_records_are_read_back(tmp_path: Path) -> None:
-    write_log(tmp_path)
-    unfinished = read_unfinished(tmp_path)
-    assert unfinished is not None
-    assert unfinished.settings == SETTINGS
-    again = RecordLog(tmp_path, SETTINGS, resume=True)
-    assert (again.records, again.seconds) == ([*BATCHES[0], *BATCHES[1]], 3.0)
-    assert RecordLog(tmp_path, SETTINGS, resume=False).records == []
-
-
-@pytest.mark.parametrize("cut", [1, 2, 10, 30, 300])
-def test_an_incomplete_record_is_dropped(tmp_path: Path, cut: int) -> None:
-    write_log(tmp_path)
-    path = tmp_path / "records.jsonl"
-    complete = path.read_bytes()
-    assert cut < len(complete.splitlines(keepends=True)[-1])
-    path.write_bytes(complete[:-cut])
-    again = RecordLog(tmp_path, SETTINGS, resume=True)
-    assert again.records == BATCHES[0]
-    again.append(BATCHES[1], 1.5)
-    assert path.read_bytes() == complete  # the incomplete line is gone
 
 
 def test_records_cut_within_a_character(tmp_path: Path) -> None:

@@ -301,17 +301,8 @@ def changed(**values: object) -> str:
         ("", "is empty"),
         ('{"question": "5 + 7?"}', "line 1: index: missing"),
         (changed(gold="12"), "line 1: gold: .*####"),
-        (
-            changed(prompt_format="yaml"),
-            "line 1: prompt_format: 'yaml'; expected xml, r1_zero",
-        ),
         (changed(index=-1), "line 1: index: -1; expected greater than or equal to 0"),
-        (changed(correct=1), "line 1: correct: 1; expected a valid boolean"),
         (changed(samples=[{}]), "line 1: samples.0.completion: missing"),
-        (
-            changed(stop_reason="tired"),
-            "line 1: stop_reason: 'tired'; expected end_token,",
-        ),
         (json.dumps(OLD) + "\n" + json.dumps(OLD)[:50], "line 2 is not valid JSON"),
     ],
 )
@@ -330,7 +321,6 @@ def test_files_without_records_are_refused(tmp_path: Path, text: str, message: s
         ('{"n": 2}', "accuracy: missing"),
         (json.dumps(RESULTS | {"sampled": {"scores": {}}}), "sampled.num_samples: missing"),
         (json.dumps(RESULTS | {"n": 0}), "n: 0; expected greater than"),
-        (json.dumps(RESULTS | {"accuracy": 28}), "accuracy: 28; expected less than"),
         (json.dumps(RESULTS | {"by_kind": {"add": 3}}), "by_kind.add: 3; expected key"),
     ],
 )
