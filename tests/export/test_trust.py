@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import shutil
 from dataclasses import fields
 from functools import partial
