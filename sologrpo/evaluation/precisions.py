@@ -74,7 +74,7 @@ def add_adapter(
 def describe_precision(
     settings: EvaluationSettings, dtype: torch.dtype, has_adapter: bool = False
 ) -> str:
-    """Describe the weights as `results.json` does: `NF4 dequantised, bfloat16, adapter merged`."""
+    """Describe the weights in words, such as `NF4 dequantised, bfloat16, adapter merged`."""
     merged = settings.precision == MERGED
     nf4 = "NF4 dequantised," if merged else "NF4, computed in"
     weights = f"{nf4 if settings.trained_in_4bit else 'unquantised,'} {dtype_name(dtype)}"

@@ -52,7 +52,7 @@ def load_tokenizer(
     trust_remote_code: bool = False,
     chat_template_kwargs: dict[str, Any] | None = None,
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer, padding on the left, if possible with a token that does not end a text.
+    """Load the tokenizer, which pads on the left, with a token that ends no text if it has one.
 
     Raises:
         InputError: if it cannot be loaded, has no end-of-text token, or `chat_template_kwargs` are

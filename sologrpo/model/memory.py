@@ -118,7 +118,7 @@ def _reference_attention_in_half() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """Bytes per token of a training pass: kept by all layers, and added by one going backward."""
+    """Bytes per token of a pass: kept by all layers, and added by the layer that runs backward."""
 
     kept: int
     passing: int
