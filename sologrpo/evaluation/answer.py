@@ -1,7 +1,4 @@
-"""Answer problems with a model and judge the answers, in validation and in evaluation.
-
-The judge is `rewards.grading`, as in training.
-"""
+"""Answer problems with a model, in validation and in evaluation, and judge them as in training."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,12 +29,7 @@ VALIDATION_SCORES = (
 
 @dataclass(frozen=True)
 class Questions:
-    """Problems as a model reads them.
-
-    Attributes:
-        prompts: token ids of each.
-        stop_strings: text that ends an answer.
-    """
+    """Problems as a model reads them: prompts of token ids, and text that ends an answer."""
 
     problems: list[Problem]
     prompts: list[list[int]]
@@ -84,11 +76,8 @@ def answer(
 ) -> Iterator[list[Record]]:
     """Answer problems greedily, and yield the judged records of each batch once it is complete.
 
-    Args:
-        max_new_tokens: limit of a completion.
-        samples: to add to each record. They depend on the seed and on which problems are left, so
-            that those of a resumed evaluation are the same.
-        answered: indices of problems to leave out.
+    Indices in `answered` are left out. Samples depend on the seed and on which problems are left,
+    so that those of a resumed evaluation are the same.
     """
     left = [p.index for p in questions.problems if p.index not in answered]
     prompts = [questions.prompts[index] for index in left]
@@ -153,11 +142,7 @@ def evaluate_greedily(
     dataset: Dataset,
     max_new_tokens: int,
 ) -> dict[str, float]:
-    """Validate a model during training: judge one greedy completion per prompt.
-
-    Returns:
-        `VALIDATION_SCORES`, and `accuracy/<kind>` for each kind of problem.
-    """
+    """Validate a model: `VALIDATION_SCORES`, and `accuracy/<kind>` for each kind of problem."""
     summary = summarise(generate_records(model, tokenizer, dataset, max_new_tokens))
     scores = {name: summary[name] for name in VALIDATION_SCORES}
     by_kind = summary["by_kind"].items()

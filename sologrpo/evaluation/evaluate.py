@@ -33,11 +33,7 @@ from sologrpo.scoring.summary import summarise
 
 @dataclass(frozen=True)
 class Task:
-    """An evaluation of the plan with its questions.
-
-    Attributes:
-        identity: what decides the completions, as far as it is known without the model.
-    """
+    """An evaluation of the plan, with what is known of its identity before the model is loaded."""
 
     settings: EvaluationSettings
     planned: PlannedEvaluation
@@ -75,18 +71,9 @@ def evaluate_models(
 ) -> dict[str, Evaluated]:
     """Evaluate the base model, add the adapter, and evaluate the trained model.
 
-    Both in the same precision, see `fit_precision`.
-
-    Args:
-        problems: by prompt format, the test problems from `load_test_prompts`. Each model answers
-            all of them before the next one, because a merge cannot be undone.
-
-    Returns:
-        By label, in the order of `settings.plan()`.
-
-    Raises:
-        InputError: if nothing can be written, a model or adapter cannot be loaded, or `--resume`
-            finds an evaluation with other settings.
+    Both have the same precision, see `fit_precision`. Problems come by prompt format; each model
+    answers all of them before the next one, because a merge cannot be undone. What is returned is
+    by label, in the order of `settings.plan()`.
     """
     settings = fit_precision(settings)
     tasks = [
@@ -116,13 +103,7 @@ def evaluate_formats(
     tokenizer: PreTrainedTokenizerBase,
     problems: Mapping[str, Dataset],
 ) -> dict[str, Any]:
-    """Evaluate both models under several prompts; write `eval/prompt_formats.json`.
-
-    Arguments and errors as in `evaluate_models`.
-
-    Returns:
-        What `compare_formats` returns, and the file holds.
-    """
+    """Evaluate both models under several prompts; write and return `eval/prompt_formats.json`."""
     evaluated = evaluate_models(settings, tokenizer, problems)
     comparison = compare_formats(evaluated, settings.trained_formats)
     name = FORMAT_TABLE.format(settings.table_suffix)
@@ -137,11 +118,7 @@ def evaluate(
     task: Task,
     baseline: Evaluated | None = None,
 ) -> Evaluated:
-    """Evaluate one model, and write its records and results to `eval/<label>/`.
-
-    Raises:
-        InputError: if the folder holds an evaluation with other settings, or memory runs out.
-    """
+    """Evaluate one model, and write its records and results to `eval/<label>/`."""
     loaded = describe_loaded(model)
     task.check_place(loaded)
     log = RecordLog(task.folder, task.identity | loaded, task.settings.resume)
@@ -165,11 +142,7 @@ def evaluate(
 def complete_records(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, log: RecordLog
 ) -> None:
-    """Answer the problems of which the log has no records.
-
-    Raises:
-        DoesNotFitError: if a single prompt does not fit into memory. The log keeps the others.
-    """
+    """Answer the problems of which the log has no records; it keeps them if memory runs out."""
     settings = task.settings
     samples = Samples(settings.num_samples, settings.temperature, settings.top_p, settings.seed)
     answered = {record.index for record in log.records}

@@ -1,8 +1,4 @@
-"""Identify an evaluation by everything that decides its completions, and keep it from another's.
-
-Two evaluations are never mixed in one folder, and one replaces another only where the two can be
-compared.
-"""
+"""Identify an evaluation by everything that decides its completions, and keep it from another's."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,11 +30,10 @@ def describe_identity(
     planned: PlannedEvaluation,
     problems: Sequence[Problem],
 ) -> dict[str, Any]:
-    """Collect what decides the completions, and is known before the model is loaded.
+    """Collect what decides the completions, and is known before the model is loaded, as plain JSON.
 
-    `--resume` compares it, and so does everything that compares two evaluations. The values are
-    plain JSON. A local model is identified by its hash, one from the Hub by its revision. Paths are
-    left out: a run that was moved is the same run.
+    A local model is identified by its hash, one from the Hub by its revision. Paths are left out: a
+    run that was moved is the same run.
     """
     folder = Path(str(settings.model.model_name_or_path))
     local = folder.is_dir()
@@ -91,10 +86,6 @@ def check_place(
 
     One may be replaced that this one can be compared with, of the same adapter or of one that was
     in the same place: it was trained further.
-
-    Args:
-        folder: `eval/<label>`.
-        identity: of this evaluation, as far as it is known.
     """
     unfinished = read_unfinished(folder) if resume else None
     results = read_results(folder / RESULTS)

@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 def fit_precision(settings: EvaluationSettings) -> EvaluationSettings:
     """Choose the model as trained where the merged weights of a 4-bit run do not fit.
 
-    A line tells of it, and so do the labels of the results.
-
     Raises:
         DoesNotFitError: if nothing else fits, or the precision was asked for.
     """
@@ -55,11 +53,7 @@ def _smaller(settings: EvaluationSettings) -> str:
 
 
 def load_untrained(settings: EvaluationSettings) -> PreTrainedModel:
-    """Load the base model without the adapter, in `settings.precision`.
-
-    Raises:
-        InputError: if the model does not exist, or does not fit into memory.
-    """
+    """Load the base model without the adapter, in `settings.precision`."""
     with explaining_out_of_memory(_smaller(settings)):
         model = load_base_model(settings.model, settings.trust_remote_code)
         merges_nf4 = settings.trained_in_4bit and settings.precision == MERGED
@@ -69,14 +63,7 @@ def load_untrained(settings: EvaluationSettings) -> PreTrainedModel:
 def add_adapter(
     model: PreTrainedModel, settings: EvaluationSettings
 ) -> PreTrainedModel | PeftModel:
-    """Add the adapter to the base model.
-
-    Args:
-        model: from `load_untrained`; do not use it afterwards.
-
-    Raises:
-        InputError: if the adapter does not fit the model, or memory runs out.
-    """
+    """Add the adapter to the base model, which must not be used afterwards."""
     assert settings.adapter is not None
     with explaining_out_of_memory(_smaller(settings)):
         if settings.precision == MERGED:
@@ -87,14 +74,7 @@ def add_adapter(
 def describe_precision(
     settings: EvaluationSettings, dtype: torch.dtype, has_adapter: bool = False
 ) -> str:
-    """Describe the evaluated weights in words, for `precision` in `results.json`.
-
-    Args:
-        dtype: of the weights, or of the computation where they are quantised.
-
-    Returns:
-        For example `NF4 dequantised, bfloat16, adapter merged`.
-    """
+    """Describe the weights in words, such as `NF4 dequantised, bfloat16, adapter merged`."""
     merged = settings.precision == MERGED
     nf4 = "NF4 dequantised," if merged else "NF4, computed in"
     weights = f"{nf4 if settings.trained_in_4bit else 'unquantised,'} {dtype_name(dtype)}"

@@ -1,7 +1,4 @@
-"""Attention along a tree of tokens, where a forward pass is given one.
-
-It replaces transformers' `sdpa`, which still computes every other forward pass. A tree travels as a
-keyword argument of the model: `model(..., **along(tree))`.
+"""Attention along a tree of tokens, in place of transformers' `sdpa` where a pass is given one.
 
 Shapes: B rows, N tokens of a row, H heads of keys and values, Q heads of queries for each of them,
 D width of a head.
@@ -33,18 +30,7 @@ class Tree(Protocol):
         value: torch.Tensor,
         scaling: float,
     ) -> torch.Tensor:
-        """Compute attention of one layer.
-
-        Args:
-            module: the layer's attention.
-            query: (B, H * Q, N, D).
-            key: (B, H, N, D).
-            value: (B, H, N, D).
-            scaling: of the products.
-
-        Returns:
-            (B, N, H * Q, D).
-        """
+        """Turn query (B, H * Q, N, D), key and value (B, H, N, D) into (B, N, H * Q, D)."""
 
 
 def along(tree: Tree) -> dict[str, Any]:
@@ -66,23 +52,9 @@ def attention(
     tree: Tree | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend along the tree, if there is one; as transformers' `sdpa` otherwise.
+    """Attend along the tree, which replaces the mask; without one, as transformers' `sdpa` does.
 
-    Args:
-        module: of the model.
-        query: (B, H * Q, N, D).
-        key: (B, H, N, D).
-        value: (B, H, N, D).
-        attention_mask: not used with a tree.
-        scaling: of the products.
-        tree: as it was given to the model's forward pass.
-        kwargs: for `sdpa`.
-
-    Returns:
-        (B, N, H * Q, D), and nothing in place of the weights.
-
-    Raises:
-        NotImplementedError: if there is a tree, and the model's attention is of another kind.
+    Shapes are those of `Tree.attend`. Nothing is returned in place of the attention weights.
     """
     if tree is None:
         output: tuple[torch.Tensor, None] = sdpa_attention_forward(
@@ -134,10 +106,8 @@ _FOLLOWING: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()
 def follows_trees(model: PreTrainedModel | PeftModel) -> bool:
     """Check whether a tree reaches the attention of every layer, once each.
 
-    Some models hand nothing on; DiffLlama attends twice in a layer.
-
-    Args:
-        model: computes one token when it is asked about first.
+    Some models hand nothing on; DiffLlama attends twice in a layer. The first check of a model
+    computes one token with it.
     """
     if model not in _FOLLOWING:
         _FOLLOWING[model] = _reaches_every_layer(model)

@@ -25,13 +25,7 @@ class DoesNotFitError(InputError):
 def build_without_weights(
     model_args: ModelConfig, config: PretrainedConfig, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """Build a model on the meta device.
-
-    Args:
-        model_args: dtype and attention.
-        config: of the model.
-        trust_remote_code: run the model's own code.
-    """
+    """Build a model on the meta device."""
     with init_empty_weights(include_buffers=True):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config,
@@ -44,15 +38,10 @@ def build_without_weights(
 
 
 def unquantised_bytes(model_args: ModelConfig, trust_remote_code: bool = False) -> int:
-    """Compute the size of a model's unquantised weights from its config.
+    """Compute the size of a model's weights from its config, as if they were not quantised.
 
-    Args:
-        model_args: the model and its dtype; its quantisation is ignored.
-        trust_remote_code: run code of the model's repository.
-
-    Returns:
-        Bytes; 0 for a model that was saved quantised, and for one that cannot be built, because
-        loading it explains why.
+    It is 0 for a model that was saved quantised, and for one that cannot be built, because loading
+    it explains why.
     """
     try:
         config = AutoConfig.from_pretrained(
@@ -78,14 +67,7 @@ def shortage(needed: int) -> str | None:
 
 @contextmanager
 def explaining_out_of_memory(advice: str) -> Iterator[None]:
-    """Turn an out-of-memory error, or a refusal because of one, into one line.
-
-    Args:
-        advice: what to do about it.
-
-    Raises:
-        DoesNotFitError: in place of that error.
-    """
+    """Turn an out-of-memory error, or a refusal because of one, into a `DoesNotFitError`."""
     try:
         yield
     except Exception as error:

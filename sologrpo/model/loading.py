@@ -35,11 +35,7 @@ QUICKSTART_MODEL = "models/SmolLM2-135M-Instruct"  # of the recipes that need no
 
 
 def pick_dtype(requested: str | None = "auto") -> torch.dtype:
-    """Choose the dtype of the frozen weights and of the 4-bit computation.
-
-    Args:
-        requested: the name of a torch dtype; `auto` or None for the device's default.
-    """
+    """Choose the dtype of the frozen weights and of the 4-bit computation."""
     if requested in (None, "auto"):
         return default_dtype()
     dtype: torch.dtype = getattr(torch, str(requested))
@@ -56,16 +52,11 @@ def load_tokenizer(
     trust_remote_code: bool = False,
     chat_template_kwargs: dict[str, Any] | None = None,
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer, padding on the left, with a pad token that does not end a text.
-
-    Args:
-        name_or_path: a model on the hub, or a local folder.
-        trust_remote_code: run code of the model's repository.
-        chat_template_kwargs: variables of the chat template, which every prompt is rendered with.
+    """Load the tokenizer, which pads on the left, with a token that ends no text if it has one.
 
     Raises:
-        InputError: if the model does not exist, its tokenizer has no end-of-text token, or a
-            variable is an argument of the rendering, or one that the template cannot use.
+        InputError: if it cannot be loaded, has no end-of-text token, or `chat_template_kwargs` are
+            arguments of the rendering, or such that the template cannot use.
     """
     if name_or_path == QUICKSTART_MODEL and not Path(name_or_path).is_dir():
         raise InputError(
@@ -126,14 +117,9 @@ def load_base_model(
 ) -> PreTrainedModel:
     """Load the frozen weights, in 4-bit NF4 if `load_in_4bit`.
 
-    Args:
-        model_args: the model, its dtype and its quantisation.
-        trust_remote_code: run code of its repository, and load pickled weights.
-        device: that holds them; None for the GPU, if there is one.
-
     Raises:
-        InputError: if the model does not exist, has no safetensors and is not trusted, lacks
-            weights or has others, or does not fit into the device's memory.
+        InputError: if the model cannot be loaded, does not fit into memory, lacks weights or has
+            others, or has only pickled ones and is not trusted.
     """
     name, dtype = str(model_args.model_name_or_path), pick_dtype(model_args.dtype)
     if (Path(name) / ADAPTER_CONFIG).is_file():
@@ -244,9 +230,8 @@ def keep_one_input_hook(model: PreTrainedModel) -> None:
 
     TRL 1.16 turns gradient checkpointing off and on again around each sampling and each scoring
     (models/utils.py:154 and 397-414), and `enable_input_require_grads` (transformers 5.23,
-    modeling_utils.py:2137) registers a new hook each time without removing the one before. Every
-    step then adds two hooks that run at every forward: after a thousand steps, the tiny model takes
-    twice as long per token.
+    modeling_utils.py:2137) registers a new hook each time without removing the one before. After a
+    thousand steps, the tiny model takes twice as long per token.
     """
     enable = model.enable_input_require_grads
 
@@ -274,11 +259,11 @@ def skip_undone_casts(model: torch.nn.Module) -> None:
     """Hand a LoRA layer its input as it is, where autocast undoes PEFT's cast of it.
 
     PEFT (0.21.2, tuners/lora/layer.py:1100) casts the input to the adapter's fp32, and autocast
-    casts it back for the product. Both are exact, so the numbers are the same, but each layer then
-    keeps its own copy for the backward pass. Without the cast, layers with the same input share it.
+    casts it back for the product. Both are exact, but each layer then keeps its own copy for the
+    backward pass. Without the cast, layers with the same input share it.
 
-    Adapters with dropout are left alone, which in half precision draws other numbers, and so are
-    variants such as DoRA, which compute more in the dtype of the input.
+    Dropout draws other numbers in half precision, and variants such as DoRA compute more in the
+    dtype of the input, so adapters with either are left alone.
     """
     for module in model.modules():
         if not isinstance(module, LoraLayer) or module.lora_variant:

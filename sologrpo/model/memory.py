@@ -54,24 +54,13 @@ def free_bytes(device: torch.device) -> int:
 
 
 def cpu_process(number_bytes: int, checkpointing: bool) -> float:
-    """Return how many times the size of its tensors a process on a CPU takes.
-
-    Args:
-        number_bytes: bytes of a number in the compute dtype.
-        checkpointing: gradient checkpointing.
-    """
+    """Return how many times the size of its tensors a process on a CPU takes."""
     is_fp32 = number_bytes == torch.float32.itemsize
     return CPU_PROCESS_CHECKPOINTING_FP32 if checkpointing and is_fp32 else CPU_PROCESS
 
 
 def bytes_for_tensors(device: torch.device, process: float, free: int | None = None) -> int:
-    """Count the free bytes that tensors can take; on a CPU, the process takes more than they do.
-
-    Args:
-        device: where the tensors are.
-        process: of `cpu_process`.
-        free: all free bytes; None to look them up.
-    """
+    """Count the free bytes that tensors can take; on a CPU, `process` is from `cpu_process`."""
     free = free_bytes(device) if free is None else free
     return free if device.type == "cuda" else int(free / process)
 
@@ -79,10 +68,8 @@ def bytes_for_tensors(device: torch.device, process: float, free: int | None = N
 def activation_bytes(model: PreTrainedModel | PeftModel) -> int:
     """Measure what all layers together keep of a token for the backward pass, in bytes.
 
-    What does not grow with the tokens, such as autocast's copies of weights, is left out.
-
-    Args:
-        model: with weights, or on the meta device.
+    What does not grow with the tokens, such as autocast's copies of weights, is left out. The model
+    may be on the meta device.
     """
     was_training = model.training
     model.eval()  # while training, checkpointing would keep less
@@ -100,7 +87,6 @@ def activation_bytes(model: PreTrainedModel | PeftModel) -> int:
 
 
 def _kept_bytes(model: PreTrainedModel | PeftModel, tokens: int) -> int:
-    """Measure what all layers keep of a pass over this many tokens."""
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -132,12 +118,7 @@ def _reference_attention_in_half() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """Bytes per token of a forward-backward pass.
-
-    Attributes:
-        kept: by all layers, for the backward pass.
-        passing: added by the backward pass of one layer.
-    """
+    """Bytes per token of a pass: kept by all layers, and added by the layer that runs backward."""
 
     kept: int
     passing: int
@@ -146,16 +127,10 @@ class TokenBytes:
     def of(
         cls, activations: int, layers: int, hidden_size: int, number_bytes: int, checkpointing: bool
     ) -> "TokenBytes":
-        """Split the activations of a token, see `activation_bytes`.
+        """Split the activations of a token in all layers, see `activation_bytes`.
 
-        Args:
-            activations: of all layers; the embedding's output and the last norm are small, and
-                counted with them.
-            layers: of the model.
-            hidden_size: numbers of a hidden state.
-            number_bytes: bytes of one of them.
-            checkpointing: gradient checkpointing keeps the input of each layer only. The backward
-                pass computes a layer again, and holds its gradients and its activations.
+        Gradient checkpointing keeps the input of each layer only. The backward pass computes a
+        layer again, and holds its gradients and its activations.
         """
         layer = activations // layers
         if checkpointing:
@@ -170,18 +145,13 @@ class TokenBytes:
 class TokenBudget:
     """Tokens (padding counted) of one pass, halved whenever the device runs out of memory.
 
-    Args:
-        tokens: the initial budget.
-        purpose: what the passes are for, used in the message.
-
-    Example:
-        >>> budget = TokenBudget(8192, "training")
-        >>> for _ in range(2):  # the first pass fails, the second is smaller
-        ...     with budget.halved_if_out_of_memory(largest=6000, rows=2):
-        ...         if budget.tokens > 4096:
-        ...             raise torch.OutOfMemoryError
-        >>> budget.tokens
-        3000
+    >>> budget = TokenBudget(8192, "training")
+    >>> for _ in range(2):  # the first pass fails, the second is smaller
+    ...     with budget.halved_if_out_of_memory(largest=6000, rows=2):
+    ...         if budget.tokens > 4096:
+    ...             raise torch.OutOfMemoryError
+    >>> budget.tokens
+    3000
     """
 
     def __init__(self, tokens: int, purpose: str) -> None:
@@ -192,12 +162,9 @@ class TokenBudget:
     def halved_if_out_of_memory(self, largest: int, rows: int) -> Iterator[None]:
         """Catch an out-of-memory error of a pass, halve the budget, and release the memory.
 
-        The caller then repeats the pass in smaller parts. Any other error is passed on, and so is
-        one that smaller parts cannot fix.
-
-        Args:
-            largest: tokens of the largest part of the pass; the budget may be far above it.
-            rows: rows of that part. A single row cannot be split.
+        The caller then repeats the pass in smaller parts. `largest` are the tokens of its largest
+        part, which the budget may be far above, and `rows` the rows of that part: a single row
+        cannot be split, so its error is passed on.
         """
         try:
             yield

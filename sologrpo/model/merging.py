@@ -51,15 +51,7 @@ class AdapterConfig(Schema):
 
 
 def check_adapter(adapter: Path, base_name: str | None) -> AdapterConfig:
-    """Read an adapter's config, and check its files, and that it was made for the base model.
-
-    Args:
-        base_name: name or path of the base model; None for the adapter's own.
-
-    Raises:
-        InputError: if the folder has no LoRA adapter, or one that is damaged, pickled, made for
-            another base model, or would run code.
-    """
+    """Read an adapter's config; refuse one that is damaged, pickled or of another base model."""
     if not (adapter / ADAPTER_CONFIG).exists():
         where = f"{adapter}{looked_in(adapter)}"
         raise InputError(f"{where} holds no adapter: it has no {ADAPTER_CONFIG}")
@@ -85,7 +77,6 @@ def check_adapter(adapter: Path, base_name: str | None) -> AdapterConfig:
 
 
 def _read_weights(adapter: Path) -> dict[str, torch.Tensor]:
-    """Read the tensors of an adapter, all of them finite."""
     with refusing(f"{adapter / ADAPTER_WEIGHTS} is damaged"):
         weights: dict[str, torch.Tensor] = load_file(adapter / ADAPTER_WEIGHTS)
     bad = [name for name, tensor in weights.items() if not tensor.isfinite().all()]
@@ -102,7 +93,7 @@ def dequantize(model: PreTrainedModel) -> PreTrainedModel:
 
     An adapter trained on NF4 weights fits those rounded weights: merged into them it gives the
     model that was trained, merged into the original ones a different one (docs/export.md has the
-    figures). A model that is not quantised is returned as it is.
+    figures).
     """
     if getattr(model, "is_loaded_in_4bit", False):
         return model.dequantize()
@@ -110,16 +101,7 @@ def dequantize(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
-    """Load a LoRA adapter onto `base`, unmerged.
-
-    Args:
-        base: the base model, which is changed.
-        adapter: folder of the adapter.
-
-    Raises:
-        InputError: if the adapter is damaged, its shapes do not fit the base model, or any of its
-            tensors is missing or would be left out.
-    """
+    """Load a LoRA adapter, all of whose tensors must fit, onto `base`, which is changed."""
     weights = _read_weights(adapter)
     with refusing(f"{adapter} does not fit the base model"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Found missing adapter keys")  # an error below
@@ -137,16 +119,7 @@ def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
 
 
 def merge_adapter(base: PreTrainedModel, adapter: Path) -> PreTrainedModel:
-    """Merge a LoRA adapter into the weights of `base`, in place.
-
-    Args:
-        base: an unquantised model; each merged layer keeps its dtype.
-        adapter: folder of the adapter.
-
-    Raises:
-        InputError: if the adapter's shapes do not fit the base model, or its weights are not
-            finite.
-    """
+    """Merge a LoRA adapter into an unquantised model, in place; each layer keeps its dtype."""
     model = load_adapter(base, adapter)
     with torch.no_grad():
         for layer in model.modules():
@@ -171,13 +144,8 @@ def merged(model: PreTrainedModel | PeftModel, dtype: torch.dtype | None = None)
     """Replace adapted and 4-bit layers by plain linear ones, adapter merged, inside the context.
 
     This saves unpacking 4-bit weights, and the two small products of every LoRA layer, at every
-    token. The original layers are not touched, so the merged ones take extra memory:
-    `merged_bytes`.
-
-    Args:
-        model: one for which `merge_obstacle` is None.
-        dtype: of the merged weights; None for that of the model's embedding, which is what its
-            layers compute in.
+    token. The merged layers take `merged_bytes` of extra memory. Without a dtype they get that of
+    the embedding, which layers compute in. The model must have no `merge_obstacle`.
     """
     dtype = dtype or working_dtype(model)
     replaced: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
@@ -219,10 +187,6 @@ def is_merge_exact(model: PreTrainedModel | PeftModel, dtype: torch.dtype | None
 
     Half precision rounds the sum, which the unmerged adapter's forward pass does not. Dropout acts
     on the adapter in training mode, and cannot in merged weights.
-
-    Args:
-        model: one for which `merge_obstacle` is None.
-        dtype: of the merged weights; None for that of the model's embedding.
     """
     dropout = any(
         getattr(dropout, "p", 0.0)
@@ -234,12 +198,7 @@ def is_merge_exact(model: PreTrainedModel | PeftModel, dtype: torch.dtype | None
 
 
 def merged_bytes(model: PreTrainedModel | PeftModel, dtype: torch.dtype | None = None) -> int:
-    """Count the bytes that `merged` needs in addition to the model.
-
-    Args:
-        model: one for which `merge_obstacle` is None.
-        dtype: of the merged weights; None for that of the model's embedding.
-    """
+    """Count the bytes that `merged` needs in addition to the model."""
     size = (dtype or working_dtype(model)).itemsize
     layers = (_base_of(layer) for _, _, layer in _layers_to_merge(model))
     return sum(size * layer.in_features * layer.out_features for layer in layers)
@@ -288,11 +247,6 @@ def save_merged(
 
     The generation config keeps the base model's sampling defaults, except for a repetition penalty,
     which training and evaluation do not use. It lists every token that ended a completion there.
-
-    Args:
-        model: merged, or without an adapter.
-        tokenizer: saved with the model.
-        directory: created if it does not exist.
     """
     directory.mkdir(parents=True, exist_ok=True)
     config = model.generation_config
@@ -307,16 +261,7 @@ def save_merged(
 
 
 def save_4bit(merged: Path, directory: Path, trust_remote_code: bool = False) -> None:
-    """Quantise a saved model to NF4 with double quantisation, and save it with its tokenizer.
-
-    Args:
-        merged: folder of the saved model.
-        directory: folder of the result.
-        trust_remote_code: run code of the model's repository.
-
-    Raises:
-        InputError: if bitsandbytes does not work on this machine.
-    """
+    """Quantise a saved model to NF4 with double quantisation, and save it with its tokenizer."""
     dtype = _dtype_on_disk(merged)
     config = BitsAndBytesConfig(
         load_in_4bit=True,

@@ -47,9 +47,7 @@ def log_probs_alone(model: Model, row: list[int]) -> torch.Tensor:
 def problem_of(model: Model, gaps: Callable[[], Iterator[torch.Tensor]]) -> str | None:
     """Run a trial without dropout, and return what is wrong with what was tried, None if nothing.
 
-    Args:
-        model: decides how much rounding explains.
-        gaps: yields (..., V) or (...) differences from the model's own log-probs.
+    `gaps` yields (..., V) or (...) differences from the model's own log-probs.
     """
     kind, autocasts = model.device.type, []
     devices = [model.device] if kind == "cuda" else []
