@@ -231,7 +231,6 @@ def _still_writing(
     Args:
         writing: (B,) which have no end token.
         completion_ids: (B, T) tokens so far.
-        stops: what ends a completion besides.
         newest: how many tokens were not looked at yet.
 
     Returns:
@@ -247,10 +246,6 @@ class _Step:
     """One token of every row: on a GPU a CUDA graph, captured again only when the shapes change.
 
     Without it, the host would launch every kernel of every layer for every token.
-
-    Args:
-        model: whose attention follows trees.
-        cache: of the rows.
     """
 
     def __init__(self, model: Model, cache: SharedCache) -> None:

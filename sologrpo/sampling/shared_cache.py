@@ -176,7 +176,6 @@ class _Groups:
 
     Args:
         group_of_row: (B,) index of each row's group, ascending from 0 without gaps, in main memory.
-        device: of the products.
     """
 
     def __init__(self, group_of_row: torch.Tensor, device: torch.device) -> None:
@@ -227,10 +226,7 @@ def prefill(
     """Compute distinct prompts, what all of them begin with once.
 
     Args:
-        model: a causal language model whose attention follows trees.
-        prompts: token ids.
         prompt_of_row: (B,) index of each row's prompt, ascending, in main memory.
-        device: of the model.
         most_T: tokens of a completion that the cache will hold at most.
 
     Returns:
@@ -267,14 +263,11 @@ def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
 
 
 def cached_tokens(rows: Sequence[Sequence[int]], new_tokens: int) -> list[int]:
-    """Count the tokens that the cache of the first row holds, of the first two, and so on.
+    """Count the tokens, padding included, in the cache of the first row, of the first two, etc.
 
     Args:
         rows: token ids of each row's prompt; equal neighbours are one prompt.
         new_tokens: of each completion.
-
-    Returns:
-        Tokens, including the padding of stems.
 
     Example:
         >>> cached_tokens([[7, 8, 1], [7, 8, 1], [7, 8, 2, 3]], 10)  # a root of 2, stems of 2
@@ -300,14 +293,7 @@ def _passes(stems: list[list[int]]) -> Iterator[list[list[int]]]:
 
 
 class _Beginnings:
-    """Token sequences that continue the same root, in one forward pass without padding.
-
-    Args:
-        sequences: token ids of each.
-        root: keys and values of the root; empty if there is none.
-        root_T: tokens of the root.
-        device: of the model.
-    """
+    """Token sequences that continue the same root, in one forward pass without padding."""
 
     def __init__(
         self, sequences: list[list[int]], root: Layers, root_T: int, device: torch.device

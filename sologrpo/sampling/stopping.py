@@ -104,9 +104,6 @@ class StopStrings:
         """Build stopping criteria for `model.generate`.
 
         It fills the rest of a row with padding: cut each row to its `length`.
-
-        Args:
-            prompt_T: tokens of the padded prompts.
         """
         return StoppingCriteriaList([_AtStopString(self, prompt_T)] if self.strings else [])
 

@@ -47,12 +47,6 @@ def start_vllm(
 ) -> Any:
     """Start a `vllm.LLM` in this process, with the weights of a model, without its adapter.
 
-    Args:
-        model: unquantised or in 4 bits; it is not changed.
-        tokenizer: of the model.
-        dtype: that vLLM computes in.
-        settings: of `vllm.LLM`.
-
     Raises:
         InputError: if the engine cannot start.
     """
@@ -74,11 +68,7 @@ def start_vllm(
 
 @contextmanager
 def temporary_folder(size: int = 0) -> Iterator[Path]:
-    """Make a folder in memory, or on disk where memory has no room; remove it after the block.
-
-    Args:
-        size: bytes that will be written to it.
-    """
+    """Make a folder in memory, or on disk where memory has no room; remove it after the block."""
     roomy = MEMORY_BACKED.is_dir() and shutil.disk_usage(MEMORY_BACKED).free > 2 * size
     where = MEMORY_BACKED if roomy else None
     with tempfile.TemporaryDirectory(prefix="sologrpo-vllm-", dir=where) as folder:
@@ -107,11 +97,7 @@ def quiet_vllm() -> None:
 
 
 def base_weights(model: PreTrainedModel | PeftModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the base model's weights by name, one at a time, 4-bit ones unpacked.
-
-    Args:
-        model: with or without an adapter, which is left out.
-    """
+    """Yield the base model's weights by name, one at a time, 4-bit ones unpacked."""
     prefix = "base_model.model." if isinstance(model, PeftModel) else ""
     for name, parameter in model.named_parameters():
         if "lora_" in name:
@@ -125,13 +111,7 @@ def base_weights(model: PreTrainedModel | PeftModel) -> Iterator[tuple[str, torc
 def save_base(
     model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
-    """Save the base model, 4-bit weights unpacked, for a vLLM that runs in another process.
-
-    Args:
-        model: with or without an adapter, which is left out.
-        tokenizer: of the model.
-        folder: that is there.
-    """
+    """Save the base model, 4-bit weights unpacked, for a vLLM that runs in another process."""
     _save_config(model, tokenizer, folder)
     weights = {name: weight.cpu().contiguous() for name, weight in base_weights(model)}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -201,10 +181,6 @@ def swap_obstacle(model: PeftModel) -> str | None:
 def check_swappable(model: PeftModel, in_8bit: bool = False) -> None:
     """Check that vLLM can sample with this adapter during training.
 
-    Args:
-        model: with the adapter; it may be without weights.
-        in_8bit: its base weights will be quantised to 8 bits.
-
     Raises:
         InputError: if it cannot.
     """
@@ -219,11 +195,7 @@ def lora_rank(config: LoraConfig) -> int:
 
 
 def lora_settings(config: LoraConfig) -> dict[str, Any]:
-    """Build the settings of `vllm.LLM` for one adapter like this.
-
-    Args:
-        config: of an adapter for which `swap_obstacle` is None.
-    """
+    """Build the settings of `vllm.LLM` for one adapter like this."""
     rank = next(rank for rank in LORA_RANKS if rank >= lora_rank(config))
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
 
@@ -253,9 +225,6 @@ class HotSwappedLLM:
         vLLM keeps its own copy, so the files are removed at once. Its prefix cache distinguishes
         adapters by their name (vllm/v1/core/kv_cache_utils.py:578, 0.32.0): nothing that was
         computed with another one is used again.
-
-        Args:
-            model: that is trained.
 
         Raises:
             RunError: if vLLM does not take the adapter.
@@ -291,12 +260,7 @@ class HotSwappedLLM:
 def save_adapter_files(
     model: PeftModel, weights: dict[str, torch.Tensor] | None = None
 ) -> Iterator[Path]:
-    """Save the active adapter to a folder in memory, which is removed after the block.
-
-    Args:
-        model: not sharded over processes.
-        weights: of the adapter, as the model names them; None for those of the model.
-    """
+    """Save the active adapter, with these weights or its own, for the length of the block."""
     adapter = model.active_adapter
     size = sum(p.nbytes for name, p in model.named_parameters() if "lora_" in name)
     with temporary_folder(size) as folder:
