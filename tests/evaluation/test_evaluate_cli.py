@@ -471,6 +471,17 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("[!.]*") if path.is_file()}
 
 
+@pytest.mark.parametrize("flags", [["--limit", "3"], ["--max_completion_length", "2"]])
+def test_another_evaluation_replaces_nothing(
+    evaluate: Run, run_plain: Path, flags: list[str]
+) -> None:
+    assert evaluate("--run", run_plain).code == 0
+    before = contents(run_plain)
+    assert evaluate("--run", run_plain, *flags).code == 0
+    assert len(folders(run_plain)) == 4
+    assert before.items() <= contents(run_plain).items()
+
+
 def test_a_label_is_kept_for_one_evaluation(
     evaluate: Run, run_plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

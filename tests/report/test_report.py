@@ -411,6 +411,28 @@ def test_figures_are_those_of_the_records(run_dir: Path) -> None:
     assert compared(run_dir) == {}
 
 
+@pytest.mark.parametrize("label", ["baseline", "trained"])
+def test_a_changed_side_never_leaves_two_figures(run_dir: Path, label: str) -> None:
+    """A report shows what the records say, or that the files do not belong together."""
+    results = run_dir / "eval" / "trained" / "results.json"
+    stated = {"baseline": "baseline", "baseline_accuracy": 0.01, "delta": -0.5, "mcnemar_p": 1e-9,
+              "delta_ci95": [-0.6, -0.4], "both_right": 1, "newly_right": 0, "newly_wrong": 1,
+              "both_wrong": 0}  # fmt: skip
+    results.write_text(json.dumps(json.loads(results.read_text()) | stated))
+    assert compared(run_dir) == {"trained": "+28.3"}  # of the records
+    assert "mcnemar_p" not in page_at(run_dir / "report.html").text
+    folder = run_dir / "eval" / label
+    rows = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    write_lines(folder / "records.jsonl", [{**row, "correct": False} for row in rows])
+    assert compared(run_dir) == {}
+    text = page_at(run_dir / "report.html").text
+    assert f"eval/{label} is damaged: results.json says" in text
+    assert "records.jsonl 0.0% of 60: evaluate again" in text
+    assert "-60.0" not in text
+    write_lines(folder / "records.jsonl", rows[:3])
+    assert compared(run_dir) == {}
+
+
 # --- completions -----------------------------------------------------------------------------
 
 
