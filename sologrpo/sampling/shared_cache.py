@@ -124,11 +124,7 @@ class SharedCache:
         torch.gt(self._places, self._place, out=self._is_empty)
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Drop all rows but these, and the prompts that have none left.
-
-        Args:
-            rows: indices, ascending, in main memory.
-        """
+        """Drop all rows but these (ascending, in main memory), and prompts that have none left."""
         prompts, prompt_of_row = torch.unique(self._prompt_of_row[rows], return_inverse=True)
         rows, prompts = rows.to(self._device), prompts.to(self._device)
         if len(prompts) < len(self._is_padding):
@@ -174,9 +170,7 @@ class SharedCache:
 class _Groups:
     """Rows that share keys and values: one product for each group instead of one for each row.
 
-    Args:
-        group_of_row: (B,) index of each row's group, ascending from 0 without gaps, in main memory.
-        device: of the products.
+    `group_of_row` (B,) is in main memory, and ascends from 0 without gaps.
     """
 
     def __init__(self, group_of_row: torch.Tensor, device: torch.device) -> None:
@@ -195,15 +189,9 @@ class _Groups:
     def multiply(
         self, rows: torch.Tensor, shared: torch.Tensor, hidden: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Multiply each row with the matrices of its group.
+        """Multiply each row (B, H, Q, K) with its group's (P, H, K, N), giving (B, H, Q, N).
 
-        Args:
-            rows: (B, H, Q, K).
-            shared: (P, H, K, N).
-            hidden: (P, 1, 1, N), where the product is minus infinity instead.
-
-        Returns:
-            (B, H, Q, N).
+        Where `hidden` (P, 1, 1, N) is true, the product is minus infinity instead.
         """
         (P, G), (_, H, Q, K) = self._shape, rows.shape
         slots = rows if self._is_even else rows[self._row_of_slot]
@@ -224,17 +212,9 @@ def prefill(
     device: torch.device,
     most_T: int,
 ) -> tuple[SharedCache, torch.Tensor]:
-    """Compute distinct prompts, what all of them begin with once.
+    """Fill the cache, as `SharedCache` describes it, and return it with (P, V) first logits.
 
-    Args:
-        model: a causal language model whose attention follows trees.
-        prompts: token ids.
-        prompt_of_row: (B,) index of each row's prompt, ascending, in main memory.
-        device: of the model.
-        most_T: tokens of a completion that the cache will hold at most.
-
-    Returns:
-        The cache for decoding the rows, and the (P, V) logits of the first tokens.
+    The prompts are distinct; what all of them begin with is computed once.
     """
     R = shared_beginning(prompts)
     root: Layers = {}
@@ -269,12 +249,7 @@ def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
 def cached_tokens(rows: Sequence[Sequence[int]], new_tokens: int) -> list[int]:
     """Count the tokens that the cache of the first row holds, of the first two, and so on.
 
-    Args:
-        rows: token ids of each row's prompt; equal neighbours are one prompt.
-        new_tokens: of each completion.
-
-    Returns:
-        Tokens, including the padding of stems.
+    The padding of stems is counted, and equal neighbours are one prompt.
 
     Example:
         >>> cached_tokens([[7, 8, 1], [7, 8, 1], [7, 8, 2, 3]], 10)  # a root of 2, stems of 2
@@ -300,14 +275,7 @@ def _passes(stems: list[list[int]]) -> Iterator[list[list[int]]]:
 
 
 class _Beginnings:
-    """Token sequences that continue the same root, in one forward pass without padding.
-
-    Args:
-        sequences: token ids of each.
-        root: keys and values of the root; empty if there is none.
-        root_T: tokens of the root.
-        device: of the model.
-    """
+    """Token sequences that continue the same root, in one forward pass without padding."""
 
     def __init__(
         self, sequences: list[list[int]], root: Layers, root_T: int, device: torch.device
@@ -362,8 +330,6 @@ class _Beginnings:
 
 
 def _stacked(parts: list[KeysValues], S: int) -> KeysValues:
-    """Stack the rows of all parts, padded to S tokens."""
-
     if len(parts) == 1:
         return parts[0]
     padded = [part.widened(S - part.keys.size(2)) for part in parts]

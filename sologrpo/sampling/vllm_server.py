@@ -68,12 +68,7 @@ class AdapterServer(VLLMClient):  # type: ignore[misc]
     # -- checks at the start ---------------------------------------------------------------------
 
     def check(self, policy: PeftModel, name: str, in_4bit: bool) -> None:
-        """Ask for what training will ask for, with an adapter of zeros.
-
-        Args:
-            policy: the model that will be trained, without weights.
-            name: of its base model.
-            in_4bit: its base weights will be quantised.
+        """Ask for what training will ask for, with an adapter of zeros; the policy has no weights.
 
         Raises:
             InputError: if the server has another base model, takes no such adapter, or gives
@@ -118,10 +113,6 @@ class AdapterServer(VLLMClient):  # type: ignore[misc]
 
         The server keeps its own copy, so the files are removed at once. Its prefix cache
         distinguishes adapters by their name.
-
-        Args:
-            model: has the adapter.
-            weights: of the adapter; None for those of the model.
 
         Raises:
             InputError: if the server does not take it.
