@@ -53,11 +53,7 @@ SUPPORTED_SETTINGS = {
 
 
 def can_generate_fast(model: Model, config: GenerationConfig, kwargs: dict[str, Any]) -> bool:
-    """Check whether `generate_fast` supports this call of `model.generate`.
-
-    Args:
-        kwargs: what `generate` was called with, besides the config.
-    """
+    """Check whether `generate_fast` supports a call of `model.generate` with these arguments."""
     plain_config = (
         config.num_beams in (None, 1)
         and config.repetition_penalty in (None, 1.0)
@@ -101,14 +97,7 @@ def has_plain_cache(config: PretrainedConfig) -> bool:
 
 @dataclass(frozen=True)
 class Request:
-    """A batch of prompts, and how to sample from them.
-
-    Attributes:
-        input_ids: (B, T) left-padded prompts; those of a group are neighbours.
-        attention_mask: (B, T).
-        config: sampling parameters, length limit, end and pad token ids.
-        stops: what ends a completion besides the end tokens.
-    """
+    """(B, T) left-padded prompts, those of a group as neighbours, and how to sample from them."""
 
     input_ids: torch.Tensor
     attention_mask: torch.Tensor
@@ -167,12 +156,9 @@ class Sampled:
 
 @torch.no_grad()
 def generate_fast(model: Model, request: Request, with_log_probs: bool = False) -> Sampled:
-    """Complete each row of left-padded prompts, by sampling or greedily.
+    """Complete each row by sampling or greedily; equal neighbouring prompts are computed once.
 
-    Args:
-        model: in the mode and with the weights that are to be sampled from.
-        request: the prompts; equal neighbouring rows are computed once.
-        with_log_probs: also return the log-probs of the sampled tokens.
+    The caller puts the model into the mode, and gives it the weights, to sample from.
     """
     with tree_attention_enabled(model.config.get_text_config()):
         return _decode(model, request, with_log_probs)
@@ -226,15 +212,12 @@ def _decode(model: Model, request: Request, with_log_probs: bool) -> Sampled:
 def _still_writing(
     writing: torch.Tensor, completion_ids: torch.Tensor, stops: StopStrings, newest: int
 ) -> torch.Tensor:
-    """Look which rows continue. The host waits for the device once, for one copy.
+    """Return (B,) booleans in main memory: the host waits for the device once, for one copy.
 
     Args:
         writing: (B,) which have no end token.
         completion_ids: (B, T) tokens so far.
         newest: how many tokens were not looked at yet.
-
-    Returns:
-        (B,) booleans in main memory.
     """
     if not stops.strings:
         return writing.cpu()
@@ -255,12 +238,7 @@ class _Step:
         self._captured: tuple[int, int] | None = None  # rows, room of the cache
 
     def __call__(self, tokens: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """Return (B, V) logits of the next tokens; the next call may overwrite them.
-
-        Args:
-            tokens: (B,) newest token of each row.
-            position: (B,) its position.
-        """
+        """Return (B, V) logits after the newest tokens (B,); the next call may overwrite them."""
         self._cache.make_room()
         if tokens.device.type != "cuda":
             return self._forward(tokens, position)

@@ -28,7 +28,7 @@ class Completion:
     """One generated completion.
 
     Attributes:
-        text: decoded, without special tokens; nothing follows a stop string.
+        text: without special tokens; nothing follows a stop string.
         token_count: tokens generated, including the end-of-text token, and the token that completes
             a stop string, even if `text` ends inside it.
         stop_reason: `stop_string`, `end_token`, or `length` if it reached the limit before both.
@@ -50,13 +50,9 @@ def generate_greedily(
     """Complete every prompt greedily, in the given order.
 
     Args:
-        prompts: token ids of the prompts, special tokens included (`data.prompt_token_ids`).
-        token_budget: tokens of one batch: those in the cache, where what prompts share is counted
-            once, and completions of full length. None for `default_token_budget`.
+        prompts: token ids, special tokens included (`data.prompt_token_ids`).
+        token_budget: see `generate_in_batches`.
         stop_strings: text that ends a completion and stays in it, see `sampling.stopping`.
-
-    Raises:
-        InputError: if a stop string is empty.
 
     Example:
         >>> ids = tokenizer(["1, 2, 3, 4,"])["input_ids"]
@@ -88,7 +84,6 @@ def generate_in_batches(
     Args:
         prompts: token ids. Equal neighbours are computed once: repeat a prompt to sample several
             completions of it.
-        config: `greedy_config`, or `sampling_config`.
         token_budget: tokens of one batch: those in the cache, where what prompts share is counted
             once, and completions of full length. None for `default_token_budget`.
         seed: of sampling. Each batch is seeded with it plus the number of prompts that are left,

@@ -60,7 +60,7 @@ class Sampler:
     """Samples completions with the requested engine, or with the one that the rule chooses.
 
     Args:
-        half: dtype of mixed precision; None if there is none.
+        half: dtype of mixed precision, if any.
         token_budget: tokens that the cache of a batch holds; None for what fits into memory.
 
     Attributes:
@@ -215,14 +215,7 @@ class Sampler:
 
 
 def bytes_of_batch(model: Model, tokens: int, rows: int, half: torch.dtype | None = None) -> int:
-    """Compute the bytes that a batch takes while it is sampled: its cache and its logits.
-
-    Args:
-        model: its config decides.
-        tokens: that the cache holds, see `cached_tokens`.
-        rows: of the batch.
-        half: dtype of mixed precision; None if there is none.
-    """
+    """Compute the bytes of a batch while it is sampled: its logits, and its `cached_tokens`."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -234,9 +227,7 @@ def bytes_of_batch(model: Model, tokens: int, rows: int, half: torch.dtype | Non
 def rows_of_whole_groups(ends: list[int], most: int) -> int:
     """Choose the size of the next batch: batches even in size, groups unbroken if possible.
 
-    Args:
-        ends: where each group ends, ascending; the last is the number of rows.
-        most: the most rows that a batch can hold.
+    `ends` says where each group ends, in ascending order; the last is the number of rows.
 
     Example:
         >>> rows_of_whole_groups([8, 16, 24], 20)  # two batches of 16 and 8, not of 20 and 4
@@ -255,11 +246,7 @@ def rows_of_whole_groups(ends: list[int], most: int) -> int:
 
 
 def prefers_merged(model: Model, half: torch.dtype | None = None) -> bool:
-    """Check whether sampling from merged weights is exact, or faster.
-
-    Args:
-        half: dtype of mixed precision; None if there is none.
-    """
+    """Check whether sampling from merged weights is exact, or faster."""
     return is_merge_exact(model, half) or not is_quantised(model)
 
 

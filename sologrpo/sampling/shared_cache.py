@@ -124,11 +124,7 @@ class SharedCache:
         torch.gt(self._places, self._place, out=self._is_empty)
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Drop all rows but these, and the prompts that have none left.
-
-        Args:
-            rows: indices, ascending, in main memory.
-        """
+        """Drop all rows but these (ascending, in main memory), and prompts that have none left."""
         prompts, prompt_of_row = torch.unique(self._prompt_of_row[rows], return_inverse=True)
         rows, prompts = rows.to(self._device), prompts.to(self._device)
         if len(prompts) < len(self._is_padding):
@@ -174,8 +170,7 @@ class SharedCache:
 class _Groups:
     """Rows that share keys and values: one product for each group instead of one for each row.
 
-    Args:
-        group_of_row: (B,) index of each row's group, ascending from 0 without gaps, in main memory.
+    `group_of_row` (B,) is in main memory, and ascends from 0 without gaps.
     """
 
     def __init__(self, group_of_row: torch.Tensor, device: torch.device) -> None:
@@ -194,15 +189,9 @@ class _Groups:
     def multiply(
         self, rows: torch.Tensor, shared: torch.Tensor, hidden: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Multiply each row with the matrices of its group.
+        """Multiply each row (B, H, Q, K) with its group's (P, H, K, N), giving (B, H, Q, N).
 
-        Args:
-            rows: (B, H, Q, K).
-            shared: (P, H, K, N).
-            hidden: (P, 1, 1, N), where the product is minus infinity instead.
-
-        Returns:
-            (B, H, Q, N).
+        Where `hidden` (P, 1, 1, N) is true, the product is minus infinity instead.
         """
         (P, G), (_, H, Q, K) = self._shape, rows.shape
         slots = rows if self._is_even else rows[self._row_of_slot]
@@ -223,14 +212,9 @@ def prefill(
     device: torch.device,
     most_T: int,
 ) -> tuple[SharedCache, torch.Tensor]:
-    """Compute distinct prompts, what all of them begin with once.
+    """Fill the cache, as `SharedCache` describes it, and return it with (P, V) first logits.
 
-    Args:
-        prompt_of_row: (B,) index of each row's prompt, ascending, in main memory.
-        most_T: tokens of a completion that the cache will hold at most.
-
-    Returns:
-        The cache for decoding the rows, and the (P, V) logits of the first tokens.
+    The prompts are distinct; what all of them begin with is computed once.
     """
     R = shared_beginning(prompts)
     root: Layers = {}
@@ -265,9 +249,7 @@ def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
 def cached_tokens(rows: Sequence[Sequence[int]], new_tokens: int) -> list[int]:
     """Count the tokens, padding included, in the cache of the first row, of the first two, etc.
 
-    Args:
-        rows: token ids of each row's prompt; equal neighbours are one prompt.
-        new_tokens: of each completion.
+    The padding of stems is counted, and equal neighbours are one prompt.
 
     Example:
         >>> cached_tokens([[7, 8, 1], [7, 8, 1], [7, 8, 2, 3]], 10)  # a root of 2, stems of 2
@@ -348,8 +330,6 @@ class _Beginnings:
 
 
 def _stacked(parts: list[KeysValues], S: int) -> KeysValues:
-    """Stack the rows of all parts, padded to S tokens."""
-
     if len(parts) == 1:
         return parts[0]
     padded = [part.widened(S - part.keys.size(2)) for part in parts]

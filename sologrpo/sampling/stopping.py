@@ -69,12 +69,7 @@ class StopStrings:
     def ended(self, completion_ids: torch.Tensor, newest: int = 1) -> torch.Tensor:
         """Check whether one of the newest tokens of each row completes a stop string.
 
-        Args:
-            completion_ids: (B, T) tokens so far, without the prompt; T >= 1.
-            newest: how many tokens have not been checked yet.
-
-        Returns:
-            (B,) booleans, on the same device.
+        The tokens so far (B, T), T >= 1, are without the prompt; (B,) is on the same device.
         """
         T = completion_ids.size(1)
         enders = self._ender_ids.to(completion_ids.device)
@@ -101,7 +96,7 @@ class StopStrings:
         return text[: min(ends, default=len(text))]
 
     def criteria(self, prompt_T: int) -> StoppingCriteriaList:
-        """Build stopping criteria for `model.generate`.
+        """Build stopping criteria for `model.generate`, after prompts padded to `prompt_T`.
 
         It fills the rest of a row with padding: cut each row to its `length`.
         """

@@ -47,6 +47,8 @@ def start_vllm(
 ) -> Any:
     """Start a `vllm.LLM` in this process, with the weights of a model, without its adapter.
 
+    The model is unquantised or in 4 bits, and is not changed; settings are those of `vllm.LLM`.
+
     Raises:
         InputError: if the engine cannot start.
     """
@@ -68,7 +70,7 @@ def start_vllm(
 
 @contextmanager
 def temporary_folder(size: int = 0) -> Iterator[Path]:
-    """Make a folder in memory, or on disk where memory has no room; remove it after the block."""
+    """Make a folder in memory, or on disk where `size` bytes have no room; remove it afterwards."""
     roomy = MEMORY_BACKED.is_dir() and shutil.disk_usage(MEMORY_BACKED).free > 2 * size
     where = MEMORY_BACKED if roomy else None
     with tempfile.TemporaryDirectory(prefix="sologrpo-vllm-", dir=where) as folder:
@@ -97,7 +99,7 @@ def quiet_vllm() -> None:
 
 
 def base_weights(model: PreTrainedModel | PeftModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the base model's weights by name, one at a time, 4-bit ones unpacked."""
+    """Yield the weights by name, one at a time, 4-bit ones unpacked, an adapter left out."""
     prefix = "base_model.model." if isinstance(model, PeftModel) else ""
     for name, parameter in model.named_parameters():
         if "lora_" in name:
@@ -111,7 +113,10 @@ def base_weights(model: PreTrainedModel | PeftModel) -> Iterator[tuple[str, torc
 def save_base(
     model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
-    """Save the base model, 4-bit weights unpacked, for a vLLM that runs in another process."""
+    """Save the base model, 4-bit weights unpacked, for a vLLM that runs in another process.
+
+    An adapter is left out, and the folder must exist.
+    """
     _save_config(model, tokenizer, folder)
     weights = {name: weight.cpu().contiguous() for name, weight in base_weights(model)}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -179,11 +184,7 @@ def swap_obstacle(model: PeftModel) -> str | None:
 
 
 def check_swappable(model: PeftModel, in_8bit: bool = False) -> None:
-    """Check that vLLM can sample with this adapter during training.
-
-    Raises:
-        InputError: if it cannot.
-    """
+    """Refuse an adapter that vLLM cannot sample with; the model may be without weights."""
     if obstacle := "8-bit weights" if in_8bit else swap_obstacle(model):
         raise InputError(f"use_vllm: vLLM does not support {obstacle}: leave one of them out")
 
@@ -195,7 +196,7 @@ def lora_rank(config: LoraConfig) -> int:
 
 
 def lora_settings(config: LoraConfig) -> dict[str, Any]:
-    """Build the settings of `vllm.LLM` for one adapter like this."""
+    """Build the settings of `vllm.LLM` for one adapter, whose `swap_obstacle` is None."""
     rank = next(rank for rank in LORA_RANKS if rank >= lora_rank(config))
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
 
@@ -239,19 +240,14 @@ class HotSwappedLLM:
         self._request = request
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate as `vllm.LLM` does, with the adapter.
-
-        Raises:
-            RunError: if vLLM fails.
-        """
+        """Generate as `vllm.LLM` does, with the adapter."""
         with _stopping("sample"):
             return self._llm.generate(*args, **kwargs, lora_request=self._request)
 
     def sleep(self, level: int = 1) -> Any:
         """Free the GPU's memory, but keep the weights in main memory: nothing sends them again.
 
-        Args:
-            level: is not taken. TRL asks for 2, which discards the weights.
+        The level is not taken: TRL asks for 2, which discards the weights.
         """
         return self._llm.sleep(level=1)
 
@@ -260,7 +256,10 @@ class HotSwappedLLM:
 def save_adapter_files(
     model: PeftModel, weights: dict[str, torch.Tensor] | None = None
 ) -> Iterator[Path]:
-    """Save the active adapter, with these weights or its own, for the length of the block."""
+    """Save the active adapter to a folder in memory, which is removed after the block.
+
+    The model is not sharded over processes, and gives the weights if there are no others.
+    """
     adapter = model.active_adapter
     size = sum(p.nbytes for name, p in model.named_parameters() if "lora_" in name)
     with temporary_folder(size) as folder:

@@ -65,7 +65,7 @@ class AdapterServer(VLLMClient):  # type: ignore[misc]
     # -- checks at the start ---------------------------------------------------------------------
 
     def check(self, policy: PeftModel, name: str, in_4bit: bool) -> None:
-        """Ask for what training will ask for, with an adapter of zeros.
+        """Ask for what training will ask for, with an adapter of zeros; the policy has no weights.
 
         Raises:
             InputError: if the server has another base model, takes no such adapter, or gives
