@@ -109,10 +109,13 @@ def plan_memory(
     mask_T = tokens if packed else row_T
     mask = 0 if packed and args.share_prompts else tokens * mask_T * size.number_bytes
     masks = 0 if args.gradient_checkpointing else size.layers
-    scored = min(rows * completion_T, TOKEN_CHUNK_SIZE)  # the LM head sees completions only
-    logits = scored * vocabulary_tile(on_gpu) * size.number_bytes
+    # The LM head sees completions only; in TRL's own pass on a CPU every token, in TRL's tiles.
+    seen = rows * completion_T if packed or on_gpu else tokens
+    scored = min(seen, TOKEN_CHUNK_SIZE)
+    vocabulary = vocabulary_tile(on_gpu or not packed)
+    logits = scored * vocabulary * size.number_bytes
     if not on_gpu:
-        tile = scored * min(size.vocabulary, vocabulary_tile(on_gpu)) * FP32
+        tile = scored * min(size.vocabulary, vocabulary) * FP32
         logits += int(COPIES_OF_TILE * tile)
     return MemoryPlan(
         weights=size.weights_bytes,

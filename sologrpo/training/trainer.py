@@ -61,11 +61,7 @@ from sologrpo.training.rollout import (
     make_sampler,
     measure_vllm,
 )
-from sologrpo.training.trl_patches import (
-    Scores,
-    replaced,
-    truncated_kept,
-)
+from sologrpo.training.trl_patches import Scores, replaced, truncated_kept
 
 logger = logging.getLogger(__name__)
 

@@ -133,6 +133,9 @@ def test_a_pass_as_in_trl_is_a_padded_micro_batch() -> None:
     assert (plan.trained_tokens, plan.step_tokens) == (16 * 348, 64 * 348)
     fix = memory_fix(plan, plan.needed - 1, args, four_bit=True)
     assert "lower per_device_train_batch_size" in (fix or "")
+    # TRL's LM head sees prompts and padding there too, in its own tiles and several copies.
+    on_cpu = plan_memory(SIZE, args, [100, 300], 80 * GIB, packed=False, on_gpu=False)
+    assert on_cpu.logits > 7 * plan.logits
 
 
 def test_a_pass_is_made_to_fit() -> None:
