@@ -108,6 +108,7 @@ RULES: dict[str, Any] = {
     "loss_type": Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"],
     "importance_sampling_level": Literal["token", "sequence"],
     "scale_rewards": Literal["group", "batch", "none", True, False],
+    "include_num_input_tokens_seen": Literal["all", "non_padding", "no", True, False],
     "multi_objective_aggregation": Literal["sum_then_normalize", "normalize_then_sum"],
     "vllm_importance_sampling_mode": Literal[
         "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
